@@ -245,12 +245,12 @@ def test_a_cut_that_the_worker_cannot_make_is_refused_before_anything_starts(
 ) -> None:
     text = RUN.replace("{layers: 2, hidden: 64, heads: 4}", f"{{hf: {olmo}}}").replace("bf16", "fp32")
     text = text.replace("cluster: local", f"cluster: {{engine: {engine}, processes_per_node: 2}}")
-    (file := tmp_path / "run.yaml").write_text(f"{text}layout: {{tp: 2}}\n")
+    (file := tmp_path / "run.yaml").write_text(f"{text}layout: {{cp: 2}}\n")
     options = {} if start is plan else {"folder": tmp_path / "runs"}
-    with pytest.raises(UsageError, match="`olmo2` cannot be cut over tp: its table in `transformers` has") as refused:
+    with pytest.raises(UsageError, match="`olmo2` cannot be cut over cp: the worker trains it as") as refused:
         start(file, **options)
-    assert refused.value.place == f"{file}:10  layout.tp"
-    assert refused.value.hint == "use `dp_shard` to spread the model"
+    assert refused.value.place == f"{file}:10  layout.cp"
+    assert refused.value.hint == "use `dp_shard` or `tp` or `pp` to spread the model"
     assert not list((tmp_path / "runs").glob("*"))
     assert not (olmo / "cache" / "calibration").exists()
 

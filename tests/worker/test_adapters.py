@@ -190,7 +190,12 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
         assert torch.allclose(ours[name], value, atol=1e-5), name
 
 
-LAYOUTS = {"replicas": {"dp_replicate": 2}, "shards": {"dp_shard": 2, "micro_batch": 1}}
+LAYOUTS = {
+    "replicas": {"dp_replicate": 2},
+    "shards": {"dp_shard": 2, "micro_batch": 1},
+    "tensor": {"tp": 2},
+    "pipeline": {"pp": 2, "micro_batch": 1},
+}
 
 
 @pytest.mark.parametrize(("family", "layout"), [("llama", "replicas"), ("gemma", "shards")])
@@ -204,7 +209,16 @@ def test_full_fine_tuning_agrees_with_transformers(tune, checkpoint, tmp_path, f
     assert_close(weights(ours), weights(reference))
 
 
-@pytest.mark.parametrize(("family", "layout"), [("llama", "shards"), ("gpt2", "replicas"), ("gemma", "replicas")])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("llama", "shards"),
+        ("gpt2", "replicas"),
+        ("gemma", "replicas"),
+        ("llama", "tensor"),
+        ("gemma", "pipeline"),
+    ],
+)
 def test_lora_agrees_with_peft(tune, checkpoint, tmp_path, family, layout):
     run = tune(family, adapter=LORA, layout=LAYOUTS[layout])
     assert run.train() == [0, 0]

@@ -141,7 +141,7 @@ def test_a_model_with_a_frozen_copy_agrees_with_dpo_by_hand(prefer, checkpoint, 
         assert torch.allclose(ours[name], value, atol=1e-5), name
 
 
-@pytest.mark.parametrize(("family", "layout"), [("llama", "shards"), ("gpt2", "replicas")])
+@pytest.mark.parametrize(("family", "layout"), [("llama", "shards"), ("gpt2", "replicas"), ("llama", "tensor")])
 def test_an_adapter_agrees_with_dpo_by_hand(prefer, checkpoint, tmp_path, family, layout):
     run = prefer(family, adapter=LORA, layout=LAYOUTS[layout])
     assert run.train() == [0, 0]

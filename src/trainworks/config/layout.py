@@ -142,8 +142,8 @@ class ModelSupport(Spec):
     model_type: str = ""
     uncut: dict[str, str] = Field(default_factory=dict)
     """Axes over which its layers cannot be cut, and the reason for each."""
-    key_heads: int = 0
-    """Key/value heads that tp has to divide; 0 where ranks can share one."""
+    layers: int = 0
+    """Layers that a pipeline can cut between."""
     dropout: float = 0.0
     """Largest rate at which the model drops something."""
     balance_loss: float = 0.0
@@ -151,16 +151,9 @@ class ModelSupport(Spec):
 
     def uncut_words(self, axis: str) -> tuple[str, str]:
         """Message and hint for a layout that cuts the model over one of `uncut`."""
-        or_tp = "" if "tp" in self.uncut else ", or `tp`"
+        ways = " or ".join(f"`{each}`" for each in ("dp_shard", "tp", "pp") if each not in self.uncut)
         text = f"`{self.model_type}` cannot be cut over {axis}: {self.uncut[axis]}"
-        return text, f"use `dp_shard` to spread the model{or_tp}"
-
-    def key_heads_words(self, tp: int) -> tuple[str, str]:
-        """Message and hint for a degree of tp that would cut a key/value head."""
-        return (
-            f"tp ({tp}) does not divide the {self.key_heads} key/value heads of this `{self.model_type}`",
-            f"set `tp` to {one_of(divisors(self.key_heads)[:6])}, and use `dp_shard` to spread the model",
-        )
+        return text, f"use {ways} to spread the model"
 
     @property
     def dropout_words(self) -> tuple[str, str]:
@@ -181,9 +174,6 @@ class ModelSupport(Spec):
             if getattr(layout, axis) > 1:
                 text, hint = self.uncut_words(axis)
                 raise LayoutError(text, field=axis, hint=hint)
-        if self.key_heads % layout.tp:
-            text, hint = self.key_heads_words(layout.tp)
-            raise LayoutError(text, field="tp", hint=hint)
         if self.dropout and layout.tp > 1 and layout.sequence_parallel is False:
             text, hint = self.dropout_words
             raise LayoutError(text, field="sequence_parallel", hint=hint)

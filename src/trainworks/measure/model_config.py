@@ -104,8 +104,13 @@ def check_support_early(workload: Workload, layout: Layout | None, packages: Map
     hf = workload.model.hf
     if layout is None or hf is None or "transformers" not in packages or not Path(hf).expanduser().is_dir():
         return
-    if any(getattr(layout, axis) > 1 for axis in _CUTS):
+    if cuts_layers(layout):
         model_support(workload, packages).check(layout)
+
+
+def cuts_layers(layout: Layout | None) -> bool:
+    """Whether a written layout cuts the layers of a model, or its list of them."""
+    return layout is not None and any(getattr(layout, axis) > 1 for axis in _CUTS)
 
 
 def model_shape(workload: Workload) -> ModelShape:

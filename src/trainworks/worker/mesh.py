@@ -70,8 +70,8 @@ class Mesh:
     """Position of one rank, and the process groups that the layout and the model need.
 
     All ranks construct it together, with equal arguments; the world size of the layout is that of the default process
-    group. A process without one has no others. The experts and the tied embedding of `model` may need groups; None
-    makes those of any model. `device` is `cpu` or `cuda`.
+    group. A process without one has no others. The experts and the tied embedding of `model` may need groups; None,
+    and a shape without dimensions, makes those of any model. `device` is `cpu` or `cuda`.
     """
 
     cp_group: dist.ProcessGroup
@@ -92,9 +92,11 @@ class Mesh:
         self.pp_rank, self.cp_rank, self.tp_rank = pp, cp, tp
         self.dp_rank = replicate * layout.dp_shard + shard
         if dist.is_initialized():
-            has_experts = model is None or model.experts > 0
+            is_unknown = model is None or not model.is_described
+            has_experts = is_unknown or (model is not None and model.experts > 0)
+            is_tied = is_unknown or (model is not None and model.tie_embeddings)
             self._create_meshes(has_experts=has_experts)
-            self._create_groups(has_experts=has_experts, is_tied=model is None or model.tie_embeddings)
+            self._create_groups(has_experts=has_experts, is_tied=is_tied)
 
     def _create_meshes(self, *, has_experts: bool) -> None:
         """Meshes of dense weights and of experts; plain replicas need none, because DDP uses the default group."""

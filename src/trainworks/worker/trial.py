@@ -39,7 +39,7 @@ from trainworks.worker.loss import local_part, loss_weights
 from trainworks.worker.mesh import Mesh, join_group, open_store
 from trainworks.worker.models.adapters import trained_state
 from trainworks.worker.optimizer import StepOptimizer
-from trainworks.worker.parallel.build import Parallel, Setup
+from trainworks.worker.parallel.build import Parallel, Setup, tied_embedding
 from trainworks.worker.tasks.open_task import OpenedTask, open_task
 from trainworks.worker.telemetry import peak_memory_bytes
 from trainworks.worker.timing import StepMarks, Timeline
@@ -129,7 +129,8 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     timeline = Timeline(device)
     setup = Setup(mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile, timeline=timeline)
     parallel = opened.task.build(setup)
-    countable = request.shape is None and not workload.compile and layout.recompute == "none"
+    is_whole = layout.tp * layout.pp == 1
+    countable = is_whole and request.shape is None and not workload.compile and layout.recompute == "none"
     flops = _warm_up(parallel, opened, timeline, device, counted=countable)
     optimizer = StepOptimizer(
         parallel.parts,
@@ -145,8 +146,16 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     trained = [each.local for each in optimizer.parameters]
     of_rank = _bytes([value for state in optimizer.adamw.state.values() for value in state.values()])
     held = _bytes(tensor for part in parallel.parts for tensor in trained_state(part).values())
+    copy = tied_embedding(parallel.parts) if mesh.pp_rank > 0 else None  # counted on the first stage
+    parameters = sum(each.numel() for part in parallel.parts for each in part.parameters() if each is not copy)
+    of_stage = [parameters, held + of_rank * layout.dp_shard * layout.tp]
+    whole = torch.tensor(of_stage, device=device) * layout.pp
+    dist.all_reduce(whole)
+    whole //= layout.world_size
+    peak = torch.tensor(max(baseline, peak_memory_bytes(device)), device=device)
+    dist.all_reduce(peak, dist.ReduceOp.MAX)
     return Trial(
-        num_parameters=sum(parameter.numel() for part in parallel.parts for parameter in part.parameters()),
+        num_parameters=int(whole[0]),
         num_samples=len(opened.dataset),
         held_out_samples=len(opened.held_out) if opened.held_out is not None else None,
         flops_per_sample=flops / layout.micro_batch,
@@ -155,8 +164,8 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
         weights_bytes=_bytes(local_part(each) for part in parallel.parts for each in part.parameters()),
         gradients_bytes=_bytes(trained),
         optimizer_bytes=of_rank,
-        peak_bytes=max(baseline, peak_memory_bytes(device)),
-        checkpoint_bytes=held + of_rank * layout.dp_shard,
+        peak_bytes=int(peak),
+        checkpoint_bytes=int(whole[1]),
         own_optimizer=opened.build_optimizer is not None,
         seconds=time.perf_counter() - started,
     )

@@ -130,10 +130,24 @@ def test_a_frozen_model_has_two_thirds_of_the_flops_and_those_of_its_adapter():
     assert large - small == pytest.approx(6 * 10 * adapter_parameters(SHAPE, Adapter(rank=1)))
 
 
-def test_an_adapter_is_not_cut():
-    layout, _ = of(tp=2)
-    with pytest.raises(LayoutError, match="an adapter is not cut over tp"):
-        check_trainable(layout, job({"rank": 4}).workload, SHAPE)
+@pytest.mark.parametrize("written", [{"tp": 2}, {"pp": 2}])
+def test_an_adapter_is_cut_over_tensors_and_pipelines(written):
+    layout, _ = of(**written)
+    check_trainable(layout, job({"rank": 4}).workload, SHAPE)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "written", "message"),
+    [
+        ({}, {"cp": 2}, "an adapter is not cut over cp"),
+        ({"base": "nf4"}, {"tp": 2}, r"blocks of 4-bit weights are not cut over tp \(2\)"),
+        ({"dropout": 0.1}, {"tp": 2}, r"each rank of tp \(2\) would drop other inputs of the adapters"),
+    ],
+)
+def test_an_adapter_is_refused_where_ranks_would_part(adapter, written, message):
+    layout, _ = of(**written)
+    with pytest.raises(LayoutError, match=message):
+        check_trainable(layout, job({"rank": 4} | adapter).workload, SHAPE)
 
 
 @pytest.mark.parametrize(

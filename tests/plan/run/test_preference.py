@@ -77,10 +77,10 @@ def test_ranks_of_tp_share_the_reference():
     ("lora", "cut", "message"),
     [
         (None, {"pp": 2}, r"a model with a reference .* is not cut over pp"),
-        ({"rank": 4}, {"tp": 2}, "an adapter is not cut over tp"),
+        ({"rank": 4}, {"pp": 2}, r"a model with a reference .* is not cut over pp"),
     ],
 )
-def test_a_reference_is_cut_over_tp_alone_and_an_adapter_not_at_all(lora, cut, message):
+def test_a_reference_is_cut_over_tp_alone(lora, cut, message):
     layout, _ = of(**cut)
     with pytest.raises(LayoutError, match=message):
         check_trainable(layout, preference(lora).workload, SHAPE)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.plan.shapes import shape, workload
 from trainworks.config.layout import Layout, ModelSupport, resolve_layout
@@ -16,7 +17,7 @@ from trainworks.errors import LayoutError, UsageError
 from trainworks.measure.model_config import model_support
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.worker.models.families import decoder_config
-from trainworks.worker.models.support import loaded_config, support_of
+from trainworks.worker.models.support import layer_stack, loaded_config, support_of, tensor_plan
 
 SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 ALONE = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
@@ -51,31 +52,55 @@ def test_the_decoder_is_cut_over_every_axis(kind: str, axis: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "gemma", "opt"])
-@pytest.mark.parametrize("written", [{"pp": 2}, {"cp": 2}, {"dp_shard": 2, "ep": 2}])
-def test_a_module_of_transformers_is_not_cut_over_pipelines_positions_and_experts(
-    kind: str, written: dict[str, Any]
-) -> None:
-    assert refused(support(kind), written) in written
-
-
-@pytest.mark.parametrize(("key_heads", "field"), [(4, None), (2, None), (1, "tp")])
-def test_a_module_is_cut_over_tp_by_its_table_into_whole_key_heads(key_heads: int, field: str | None) -> None:
-    assert refused(support("gemma", num_key_value_heads=key_heads), {"tp": 2}) == field
+@pytest.mark.parametrize("written", [{"cp": 2}, {"dp_shard": 2, "ep": 2}])
+def test_a_module_of_transformers_is_not_cut_over_positions_and_experts(kind: str, written: dict[str, Any]) -> None:
+    assert refused(support(kind, dropout=0.0), written) in written
+    assert refused(support(kind, dropout=0.0), {"tp": 2, "pp": 2}) is None
 
 
 @pytest.mark.parametrize(
-    ("kind", "changes", "reason"),
+    ("kind", "changes", "axis", "reason"),
     [
-        ("olmo2", {}, "its table in `transformers` has colwise_gather_output, rowwise_split_input"),
-        ("bloom", {}, "`transformers` has no table for it"),
-        ("starcoder2", {"attention_dropout": 0.1}, "with dropout (0.1), each rank would drop other values"),
-        ("starcoder2", {"residual_dropout": 0.2}, "with dropout (0.2), each rank would drop other values"),
+        ("starcoder2", {"attention_dropout": 0.1}, "tp", "with dropout (0.1), each rank would drop other values"),
+        ("starcoder2", {"residual_dropout": 0.2}, "tp", "with dropout (0.2), each rank would drop other values"),
+        ("olmoe", {}, "tp", "it has experts, and each rank would route copies of the same tokens"),
+        ("olmoe", {"output_router_logits": True}, "pp", "its balance loss needs the routers of all layers"),
+        ("opt", {"layerdrop": 0.1}, "pp", "with layerdrop (0.1), it leaves out layers"),
+        ("rwkv", {}, "pp", "`transformers` computes something between its layers"),
+        ("gemma4_text", {}, "pp", "its layers get more than the output of the layer before"),
+        ("vit", {}, "pp", "`transformers` has no causal language model"),
     ],
 )
-def test_a_module_without_a_table_for_it_is_refused_over_tp(kind: str, changes: dict[str, Any], reason: str) -> None:
+def test_a_module_is_refused_where_a_cut_would_be_wrong(
+    kind: str, changes: dict[str, Any], axis: str, reason: str
+) -> None:
     of = support(kind, **changes)
-    assert refused(of, {"tp": 2}) == "tp"
-    assert of.uncut["tp"].startswith(reason)
+    assert refused(of, {axis: 2}) == axis
+    assert of.uncut[axis].startswith(reason)
+
+
+def plan(kind: str, ranks: int = 2, **changes: Any) -> dict[str, str]:
+    """How a layer of a tiny model is cut."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **SIZE | ALONE | changes))
+    layers = layer_stack(model)
+    assert layers is not None
+    return tensor_plan(model, layers[0], ranks)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "style"),
+    [
+        ("gemma", {"num_key_value_heads": 2}, "colwise"),
+        ("gemma", {"num_key_value_heads": 1}, "colwise_gather_output"),  # ranks would have half a key head
+        ("phi", {"qk_layernorm": False}, "colwise"),
+        ("phi", {"qk_layernorm": True}, "colwise_gather_output"),  # norms of heads that the table does not know
+    ],
+)
+def test_attention_is_cut_by_its_table_into_whole_heads_or_gathered(
+    kind: str, changes: dict[str, Any], style: str
+) -> None:
+    assert plan(kind, **changes)["self_attn.k_proj"] == style
 
 
 def test_dropout_of_a_config_needs_sequence_parallel() -> None:
@@ -97,7 +122,7 @@ def test_the_control_plane_gets_the_same_object(tmp_path: Path, monkeypatch: pyt
     workload = saved(tmp_path / "model", "olmo2")
     expected = support_of(loaded_config(workload.model), adapted=False)
     assert model_support(workload, {}) == expected
-    assert expected.uncut.keys() == {"tp", "pp", "cp", "ep"}
+    assert expected.uncut.keys() == {"cp", "ep"}
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ def _case(
     resolved = resolve_layout(layout, world_size=world_size, global_batch=global_batch, micro_batch=micro_batch)
     support = support_of(loaded_config(workload.model), adapted=adapter is not None)
     check_trainable(resolved, workload, shape, support)
-    dropout = _dropout(config, resolved, chance)
+    is_staged = adapter is not None and resolved.pp > 1  # each stage of a module draws as if it looked tokens up
+    dropout = 0.0 if is_staged else _dropout(config, resolved, chance)
     kind = chance.choice(
         ["tokens", "chats"] if dropout or config["model_type"] in _MODULES else ["tokens", "chats", "packed"]
     )

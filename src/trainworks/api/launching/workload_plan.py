@@ -19,7 +19,7 @@ from trainworks.host.installed import check_versions
 from trainworks.host.network import Machines
 from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import TrialOutOfMemoryError, calibrate, try_out
-from trainworks.measure.model_config import has_formula, model_shape, model_support
+from trainworks.measure.model_config import cuts_layers, has_formula, model_shape, model_support
 from trainworks.measure.planning import Planning
 from trainworks.measure.ranks_environment import RanksInterpreter
 from trainworks.measure.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
@@ -88,7 +88,11 @@ def plan_workload(ready: ReadyWorkload, runs: Path, planning: Planning) -> Resol
         raise MissingExtraError(missing[0], "train")
     check_versions(resolved.host.packages, "train")
     if workload.task != "causal-lm" or (ready.shape is None and not has_formula(workload)):
-        layouts = measured_layouts(workload, resolved.run_file.layout, world_size=resolved.processes.world_size)
+        written = resolved.run_file.layout
+        is_cut = workload.task == "causal-lm" and cuts_layers(written)
+        packages, python = resolved.host.packages, ready.interpreter.python
+        support = model_support(workload, packages, python=python) if is_cut else None
+        layouts = measured_layouts(workload, written, world_size=resolved.processes.world_size, support=support)
         planning.refuse_tuning()
         changes: dict[str, object] = {"plan": _plan_by_trial(ready, layouts, planning)}
     else:

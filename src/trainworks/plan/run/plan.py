@@ -26,6 +26,7 @@ from trainworks.plan.run.memory import checkpoint_bytes
 from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_flops
 from trainworks.plan.run.pricing import run_job
 from trainworks.plan.run.steps import num_steps, planned_evaluation, samples_left_out, steps_of_epochs
+from trainworks.plan.run.trainable import check_cut
 from trainworks.plan.uncertainty import CALIBRATED_PRIOR, RATES, Belief, expected_step, parts_s
 from trainworks.record.calibration import Calibration
 from trainworks.record.memory import MemoryTerms
@@ -183,8 +184,12 @@ _SURGERY = ("tp", "pp", "cp", "ep")
 _ONLY_WITH = {"sequence_parallel": "tp", "interleave": "pp", "zero_bubble": "pp", "stage_layers": "pp"}
 
 
-def measured_layouts(workload: Workload, requested: Layout | None, *, world_size: int) -> Iterator[ResolvedLayout]:
+def measured_layouts(
+    workload: Workload, requested: Layout | None, *, world_size: int, support: ModelSupport | None = None
+) -> Iterator[ResolvedLayout]:
     """Layouts in the order in which they are worth trying: replicas before shards, large micro-batches before small.
+
+    `support` is that of a causal model without a formula whose layers a written layout cuts.
 
     Raises:
         LayoutError: the wanted one does not fit the ranks or the batch, or would have to cut the model's layers.
@@ -192,14 +197,20 @@ def measured_layouts(workload: Workload, requested: Layout | None, *, world_size
     options = [requested] if requested else [Layout(dp_replicate=world_size), Layout(dp_shard=world_size)]
     resolved = partial(resolve_layout, world_size=world_size, global_batch=workload.global_batch)
     for degrees in options[: 1 if world_size == 1 else None]:
-        _check_uncut(degrees)
-        micro = degrees.micro_batch
-        if micro != "auto":
-            yield resolved(degrees, micro_batch=micro)
-            continue
-        per_rank = workload.global_batch // resolved(degrees, micro_batch=1).dp
-        sizes = [size for size in divisors(per_rank) if size <= _LARGEST_MICRO_BATCH]
-        yield from (resolved(degrees, micro_batch=size) for size in reversed(sizes))
+        if support is None:
+            _check_uncut(degrees)
+        if (micro := degrees.micro_batch) == "auto":
+            per_rank = workload.global_batch // resolved(degrees, micro_batch=1).dp
+            sizes = [size for size in divisors(per_rank) if size <= _LARGEST_MICRO_BATCH]
+        else:
+            sizes = [micro]
+        for size in reversed(sizes):
+            layout = resolved(degrees, micro_batch=size)
+            if layout.grad_accum_steps < layout.pp and size > sizes[0]:
+                continue  # a pipeline needs more micro-batches
+            if support is not None:
+                check_cut(layout, workload, support)
+            yield layout
 
 
 def _check_uncut(layout: Layout) -> None:

@@ -54,6 +54,21 @@ def check_trainable(
             raise LayoutError(message, field=field, hint=hint)
 
 
+def check_cut(layout: ResolvedLayout, workload: Workload, support: ModelSupport) -> None:
+    """Check a layout of a causal model that has no formula, of which its number of layers is known.
+
+    Raises:
+        LayoutError: the first thing that is wrong.
+    """
+    layouts, shape = layouts_of([layout]), ModelShape.of_size(0).model_copy(update={"layers": support.layers})
+    _check_written(layout, shape)
+    rules = (rule(layouts, workload, shape) for rule in (_options, _optimizer, _pipeline, _fine_tuning))
+    for field, mask, words in (*_support(layouts, support), *(each for those in rules for each in those)):
+        if mask.any():
+            message, hint = words(layout)
+            raise LayoutError(message, field=field, hint=hint)
+
+
 def _check_written(layout: ResolvedLayout, shape: ModelShape) -> None:
     """Check what only a written layout has: stages of given lengths."""
     if layout.stage_layers is None:
@@ -256,18 +271,21 @@ def _experts(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
 def _fine_tuning(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterator[_Rule]:
     if not workload.is_fine_tuned:
         return
-    what = "an adapter" if workload.adapter else "a model with a reference (`preference`)"
-    or_tp = "" if workload.adapter else "; `tp` cuts both"
-    hint = f"use `dp_shard` to spread the model, `dp_replicate` to copy it, or both{or_tp}"
-    axes = ("tp", "pp", "cp", "ep") if workload.adapter else ("pp", "cp", "ep")
+    adapter, hint = workload.adapter, "use `dp_shard` or `tp` to spread the model, `dp_replicate` to copy it"
+    what = "a model with a reference (`preference`)" if workload.preference else "an adapter"
+    axes = ("pp", "cp", "ep") if workload.preference else ("cp", "ep")
     yield from _uncut(layouts, axes, f"{what} is not cut over {{}}", hint)
+    if adapter and adapter.base == "nf4":
+        yield from _uncut(layouts, ("tp",), "blocks of 4-bit weights are not cut over {}", "set `adapter.base: bf16`")
+    if adapter and adapter.dropout:
+        text = "each rank of {} would drop other inputs of the adapters"
+        yield from _uncut(layouts, ("tp",), text, "set `adapter.dropout: 0`")
 
 
 def _support(layouts: Layouts, support: ModelSupport) -> Iterator[_Rule]:
     """See `ModelSupport.check`, for many layouts."""
     for axis in support.uncut:
         yield axis, getattr(layouts, axis) > 1, lambda one, axis=axis: support.uncut_words(axis)  # type: ignore[misc]
-    yield "tp", support.key_heads % layouts.tp != 0, lambda one: support.key_heads_words(one.tp)
     shared = (layouts.tp > 1) & (layouts.sequence_parallel == 0)
     yield "sequence_parallel", shared & bool(support.dropout), lambda one: support.dropout_words
 

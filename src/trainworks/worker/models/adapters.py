@@ -15,6 +15,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 
 from trainworks.config.finetune import Adapter
@@ -26,10 +27,20 @@ from trainworks.worker.models.weights import draw_uniform, is_adapter
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
 
-def adapt(model: nn.Module, blocks: Iterable[nn.Module], adapter: Adapter, *, precision: str) -> list[str]:
+def adapt(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    adapter: Adapter,
+    *,
+    precision: str,
+    cut: Callable[[], object] | None = None,
+) -> list[str]:
     """Freeze a model and give linear layers of its blocks adapters, without values yet; returns their names.
 
-    The model may have no storage.
+    The model may have no storage. `cut` spreads it over ranks once it is frozen. The adapter of a layer that is cut by
+    output features has its B cut in the same way, and by input features its A; the other matrix stays whole:
+
+        y = [W1; W2] x + [B1; B2] A x            y = W1 x1 + W2 x2 + B (A1 x1 + A2 x2)
 
     Raises:
         UsageError: no layer has a name that the adapter asks for.
@@ -42,7 +53,7 @@ def adapt(model: nn.Module, blocks: Iterable[nn.Module], adapter: Adapter, *, pr
     targets = tuple(f".{target}" for target in adapter.targets)
     chosen = [name for name in layers if not targets or f".{name}".endswith(targets)]
     in_16_bits = adapter.base == "bf16" or (adapter.base in ("auto", "nf4") and precision == "bf16")
-    freeze(model, torch.bfloat16 if in_16_bits else torch.float32)
+    freeze(model, torch.bfloat16 if in_16_bits else torch.float32, cut)
     if adapter.base == "nf4":
         for layer in layers.values():
             keep_in_nf4(layer)
@@ -51,11 +62,13 @@ def adapt(model: nn.Module, blocks: Iterable[nn.Module], adapter: Adapter, *, pr
     return chosen
 
 
-def freeze(model: nn.Module, dtype: torch.dtype) -> None:
-    """Keep all weights in a type, without gradients."""
-    model.requires_grad_(False)
+def freeze(model: nn.Module, dtype: torch.dtype, cut: Callable[[], object] | None = None) -> None:
+    """Keep all weights in a type, without gradients, and then cut the model."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
+    if cut is not None:
+        cut()
+    model.requires_grad_(False)  # what is cut has new parameters
 
 
 def linear_layers(model: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
@@ -80,6 +93,10 @@ def _add_adapter(layer: nn.Module, adapter: Adapter) -> None:
     device = next(layer.parameters(), next(layer.buffers(), torch.empty(0))).device
     layer.lora_A = nn.Linear(inputs, adapter.rank, bias=False, device=device, dtype=torch.float32)
     layer.lora_B = nn.Linear(adapter.rank, outputs, bias=False, device=device, dtype=torch.float32)
+    if isinstance(weight := getattr(layer, "weight", None), DTensor):
+        for matrix, place in ((layer.lora_A, Shard(1)), (layer.lora_B, Shard(0))):
+            placements = [place if place in weight.placements else Replicate()]
+            matrix.weight = nn.Parameter(distribute_tensor(matrix.weight.detach(), weight.device_mesh, placements))
     layer.adapter_is_off = False  # type: ignore[assignment]
     scale = adapter.alpha / adapter.rank
     layer.forward = functools.partial(_adapted, layer.forward, layer, scale, adapter.dropout)  # type: ignore[method-assign]

@@ -119,6 +119,12 @@ class Decoder(nn.Module):
         return list(self.layers.values())
 
     @property
+    def shared_weight(self) -> Tensor | None:
+        """The tied matrix, on a first or last part whose other end has it, too."""
+        is_shared = self.config.tie_embeddings and self.first != self.last and self.embed_tokens is not None
+        return self.embed_tokens.weight if is_shared and self.embed_tokens is not None else None
+
+    @property
     def output_weight(self) -> Tensor:
         """The output matrix."""
         holder = self.embed_tokens if self.lm_head is None else self.lm_head

@@ -1,8 +1,8 @@
-"""Causal language models that the decoder is not: as `transformers` computes them, cut by their own plan tables."""
+"""Causal language models that the decoder is not: as `transformers` computes them, cut at the seams of their layers."""
 
 from __future__ import annotations
 
-import re
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
@@ -21,9 +28,17 @@ from trainworks.record.model_shape import ModelShape
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.models.decoder import PackedTokens
 from trainworks.worker.models.families import balance_weight
-from trainworks.worker.models.support import COLUMNS, ROWS, loaded_config
+from trainworks.worker.models.support import find_seams, layer_stack, loaded_config, tensor_plan
 
-_STYLES: dict[str, type[ParallelStyle]] = {COLUMNS: ColwiseParallel, ROWS: RowwiseParallel}
+_STYLES: dict[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+    # A norm of the heads that a rank has. It treats each vector alone, so that ranks may count as parts of the batch.
+    "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=0, use_local_output=True),
+}
+"""Cuts of `base_model_tp_plan` by their names there."""
 
 
 class CausalTransformer(nn.Module):
@@ -48,21 +63,86 @@ class CausalTransformer(nn.Module):
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(f"cannot load `{pretrained or config.model_type}`: {error}") from None
         self.model.train()
+        self.first = self.last = True
+        self._layers = list(layer_stack(self.model) or blocks_of(self.model))
+        self._blocks = self._layers
+        self._passing: Tensor | None = None
+        """Hidden states on their way into, or out of, the layers of a stage."""
         self._balance = balance_weight(config)
         self.loss: Callable[[Tensor, Tensor], Tensor] = _mean_cross_entropy
         """Logits [N, V] and labels [N] to the loss."""
 
-    def forward(
-        self, tokens: Tensor | PackedTokens, labels_BT: Tensor | None = None, *, at: int | None = None
-    ) -> Tensor:
-        """Mean cross-entropy in fp32, natural logarithm; without labels logits [B, T, V], or [B, V] `at` a position.
+    def keep_stage(self, layers: range, *, first: bool, last: bool) -> None:
+        """Keep the layers of one pipeline stage; `first` has what comes before all layers, and `last` what comes after.
 
-        Labels of -100 do not count; the loss is 0 where none counts.
+        `transformers` still runs the whole forward, so that masks and rotary embeddings are its own: a layer that
+        another stage has hands on what it is given.
         """
-        options: dict[str, Tensor] = {}
-        if isinstance(tokens, PackedTokens):
-            tokens, options["position_ids"] = tokens
-        output = self.model(input_ids=tokens, use_cache=False, **options)
+        seams = find_seams(self.model)
+        assert not isinstance(seams, str)  # `support_of` refuses the others
+        self.first, self.last = first, last
+        kept = (seams.before if first else frozenset()) | (seams.after if last else frozenset())
+        dropped = (seams.before | seams.after) - kept
+        for name, module in self.model.named_modules():
+            own = [key for key, _ in module.named_parameters(name, recurse=False, remove_duplicate=False)]
+            if not dropped.isdisjoint(own):
+                for key in own:
+                    module.register_parameter(key.rpartition(".")[2], None)
+                module.forward = _absent
+        for index, layer in enumerate(self._layers):
+            if index not in layers:
+                for content in (layer._modules, layer._parameters, layer._buffers):
+                    content.clear()
+                layer.forward = functools.partial(self._pass, index, seams.in_tuple)
+        self._blocks = [self._layers[index] for index in layers]
+
+    def _pass(self, index: int, in_tuple: bool, *args: Tensor, **kwargs: Any) -> Tensor | tuple[Tensor]:
+        x_BTD: Tensor = args[0] if args else kwargs["hidden_states"]
+        if index == 0:
+            assert self._passing is not None
+            x_BTD = self._passing
+        if index == len(self._layers) - 1:
+            self._passing = x_BTD
+        return (x_BTD,) if in_tuple else x_BTD
+
+    @property
+    def shared_weight(self) -> Tensor | None:
+        """The output matrix, on a first or last stage whose other end has it as its embedding."""
+        output = self.model.get_output_embeddings()
+        weight: Tensor | None = getattr(output, "weight", None)
+        tied = weight is not None and weight is self.model.get_input_embeddings().weight
+        return weight if tied and self.first != self.last else None
+
+    def forward(
+        self,
+        x: Tensor | PackedTokens,
+        labels_BT: Tensor | None = None,
+        *,
+        positions_BT: Tensor | None = None,
+        at: int | None = None,
+    ) -> Tensor:
+        """Hidden states, logits or the mean cross-entropy in fp32, natural logarithm, as far as this stage goes.
+
+        Args:
+            x: tokens [B, T] for the first stage, hidden states [B, T, D] for any other.
+            labels_BT: what the last stage compares with; -100 does not count. The loss is 0 where none counts.
+            positions_BT: of packed documents, see `PackedTokens`, which a first stage may have instead.
+            at: without labels: the position whose logits [B, V] are wanted; all of them [B, T, V] when None.
+
+        Returns:
+            [B, T, D], [B, V] or [B, T, V]; with labels the loss, shape [1].
+        """
+        if isinstance(x, PackedTokens):
+            x, positions_BT = x
+        options = {} if positions_BT is None else {"position_ids": positions_BT}
+        options["input_ids" if self.first else "inputs_embeds"] = x
+        if not self.first:
+            self._passing = x
+        output = (self.model if self.last else self.model.base_model)(**options, use_cache=False)
+        x_BTD, self._passing = self._passing, None
+        if not self.last:
+            assert x_BTD is not None
+            return x_BTD
         logits_BTV: Tensor = output.logits
         if labels_BT is None:
             return logits_BTV if at is None else logits_BTV[:, at]
@@ -70,7 +150,7 @@ class CausalTransformer(nn.Module):
         if self._balance and torch.is_grad_enabled():
             balance = self._balance * output.aux_loss
             loss = loss + (balance - balance.detach())  # its gradient alone: the reported loss does not contain it
-        return loss
+        return loss if loss.ndim else torch.stack([loss])
 
     @torch.no_grad()
     def check_packing(self) -> None:
@@ -96,19 +176,27 @@ class CausalTransformer(nn.Module):
 
     @property
     def blocks(self) -> list[nn.Module]:
-        """The decoder layers, in order."""
-        return blocks_of(self.model)
+        """The decoder layers that this stage has, in order."""
+        return self._blocks
 
     def apply_tensor_parallel(self, mesh: DeviceMesh) -> None:
-        """Shard the layers by the model's own plan, see `support_of`; embeddings and output stay whole."""
-        table, base = self.model.config.base_model_tp_plan, self.model.base_model
-        plan = {
-            name: _STYLES[table[pattern]]()
-            for pattern in table
-            for name, _ in base.named_modules()
-            if re.fullmatch(re.escape(pattern).replace(r"\*", r"\d+"), name)
-        }
-        parallelize_module(base, mesh, plan)
+        """Cut the linear layers as `tensor_plan` says; embeddings, norms and output stay whole."""
+        for block in self.blocks:
+            plan = tensor_plan(self.model, block, mesh.size())
+            parallelize_module(block, mesh, {name: _STYLES[style]() for name, style in plan.items()})
+            if not self.model.config.base_model_tp_plan:  # a family that was not written for it may add in place
+                for name in plan:
+                    block.get_submodule(name).register_forward_hook(_copied)
+
+
+def _absent(*args: Tensor, **kwargs: Any) -> Tensor:
+    """Stands where another stage has an embedding or a norm; what it gives is not used, it has to fit alone."""
+    x = args[0]
+    return x if x.ndim == 3 else torch.zeros((), device=x.device)  # [B, T, D]
+
+
+def _copied(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    return output.clone()
 
 
 def _mean_cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -235,9 +236,8 @@ def _joined(values: Any) -> Any:
 
 def tied_embedding(parts: Sequence[nn.Module]) -> Tensor | None:
     """The copy of a tied embedding that another pipeline rank has, too; None if there is none."""
-    ends = [part for part in parts if isinstance(part, Decoder) and part.first != part.last]
-    tied = next((part.embed_tokens for part in ends if part.config.tie_embeddings), None)
-    return None if tied is None else tied.weight
+    weights = (getattr(part, "shared_weight", None) for part in parts)
+    return next((weight for weight in weights if weight is not None), None)
 
 
 def distribute_decoder(
@@ -259,13 +259,13 @@ def distribute_decoder(
     stages = _stages_of_rank(mesh.layout, mesh.pp_rank, config)
     parts = list(stages.values())
     for part in parts:
+        cut = functools.partial(_cut, part, mesh, positions)
         if adapter is not None:
-            adapt(part, part.blocks, adapter, precision=setup.precision)
-        if frozen is not None:
-            freeze(part, frozen)
-        _cut(part, mesh, positions)
-        if frozen is not None:
-            part.requires_grad_(False)  # what is cut has new parameters
+            adapt(part, part.blocks, adapter, precision=setup.precision, cut=cut)
+        elif frozen is not None:
+            freeze(part, frozen, cut)
+        else:
+            cut()
         _prepare_blocks(part.blocks, setup)
         part.compiled, part.selective = setup.compiled, mesh.layout.recompute == "selective"
         if setup.compiled and setup.device.type != "cpu" and part.output is not None:
@@ -275,20 +275,42 @@ def distribute_decoder(
     for part in parts:
         part.to_empty(device=_home(setup))
     first_weights(parts)
-    pipeline = _pipeline(stages, config, setup, positions) if mesh.layout.pp > 1 else None
+    split = mesh.layout.tp if mesh.layout.sequence_parallel else 1
+    stretch = positions // mesh.layout.cp
+    sizes = {"hidden": config.hidden, "vocabulary": config.vocabulary, "split": split}
+    pipeline = _pipeline(stages, setup, stretch, **sizes) if mesh.layout.pp > 1 else None
     return Parallel(list(parts), setup, pipeline)
 
 
-def _stages_of_rank(layout: ResolvedLayout, pp_rank: int, config: DecoderConfig) -> dict[int, Decoder]:
-    """The stages that a pipeline rank has, by their index, without storage.
+def distribute_stages(
+    stages: Mapping[int, nn.Module], setup: Setup, *, positions: int, hidden: int, vocabulary: int
+) -> Parallel:
+    """Pipeline stages of this rank by their index, with their first weights, under every layout that needs no more
+    surgery. Sequences have `positions`; what passes between stages has `hidden` features.
+    """
+    parts = list(stages.values())
+    for part in parts:
+        _wrap(part, part.blocks, setup)  # type: ignore[arg-type]
+    pipeline = _pipeline(stages, setup, positions, hidden=hidden, vocabulary=vocabulary, split=1)
+    return Parallel(parts, setup, pipeline)
+
+
+def stages_of_rank(layout: ResolvedLayout, pp_rank: int, num_layers: int) -> dict[int, tuple[range, bool, bool]]:
+    """Layers of the stages that a pipeline rank has, by their index, and whether each is the first, or the last.
 
     With i chunks per rank, stage s is on rank s mod pp (Narayanan et al. 2021); without pipelines there is one stage.
     """
-    stages = stage_layers(layout, config.layers)
+    stages = stage_layers(layout, num_layers)
+    last = len(stages) - 1
+    return {index: (stages[index], index == 0, index == last) for index in range(pp_rank, len(stages), layout.pp)}
+
+
+def _stages_of_rank(layout: ResolvedLayout, pp_rank: int, config: DecoderConfig) -> dict[int, Decoder]:
+    """The stages that a pipeline rank has, by their index, without storage."""
     with torch.device("meta"):
         return {
-            index: Decoder(config, stages[index], first=index == 0, last=index == len(stages) - 1)
-            for index in range(pp_rank, len(stages), layout.pp)
+            index: Decoder(config, layers, first=first, last=last)
+            for index, (layers, first, last) in stages_of_rank(layout, pp_rank, config.layers).items()
         }
 
 
@@ -297,12 +319,16 @@ def distribute_module(model: nn.Module, blocks: Sequence[nn.Module], setup: Setu
 
     The model has its first weights, the same on every rank; each of its blocks is worth gathering on its own.
     """
+    _wrap(model, blocks, setup)
+    return Parallel([model], setup)
+
+
+def _wrap(model: nn.Module, blocks: Sequence[nn.Module], setup: Setup) -> None:
     _prepare_blocks(blocks, setup)
     model.to(_home(setup))
     if _is_sharded(setup, experts=0):
         data_parallel.check_batch_norm(model, setup.precision)
         data_parallel.shard(model, blocks, setup.mesh, precision=setup.precision, device=setup.device)
-    return Parallel([model], setup)
 
 
 def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
@@ -349,18 +375,19 @@ def _home(setup: Setup) -> torch.device:
     return torch.device("cpu") if setup.mesh.layout.offload_optimizer else setup.device
 
 
-def _pipeline(stages: dict[int, Decoder], config: DecoderConfig, setup: Setup, positions: int) -> PipelineRun:
-    layout = setup.mesh.layout
-    stretch = positions // layout.cp
-    split = layout.tp if layout.sequence_parallel else 1
+def _pipeline(
+    stages: Mapping[int, nn.Module], setup: Setup, positions: int, *, hidden: int, vocabulary: int, split: int
+) -> PipelineRun:
+    """`positions` are those of a rank, which `split` ranks share between stages."""
+    micro_batch = setup.mesh.layout.micro_batch
     from trainworks.worker.parallel.pipeline import PipelineRun  # noqa: PLC0415  # imports torch.distributed.pipelining
 
     return PipelineRun(
         dict(stages),
         setup.mesh,
         setup.device,
-        boundary=(layout.micro_batch, stretch // split, config.hidden),
-        tokens=(layout.micro_batch, stretch),
-        vocabulary=config.vocabulary,
+        boundary=(micro_batch, positions // split, hidden),
+        tokens=(micro_batch, positions),
+        vocabulary=vocabulary,
         dtype=data_parallel.DTYPES.get(setup.precision, torch.float32),
     )

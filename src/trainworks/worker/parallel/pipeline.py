@@ -54,7 +54,7 @@ class PipelineRun:
             for index, module in modules.items()
         ]
         self._modules, self._count, self._layout, self._group = modules, count, layout, mesh.pp_group
-        self._hidden, self._vocabulary = hidden, vocabulary
+        self._hidden, self._vocabulary, self._split = hidden, vocabulary, tokens[1] // boundary[1]
         self._has_first, self.has_last = 0 in modules, count - 1 in modules
         self._scale: Tensor | float = 1.0
         self._weights: Tensor | None = None
@@ -88,7 +88,7 @@ class PipelineRun:
 
     def forward(self, tokens_BT: Tensor, *, at: int) -> Tensor:
         """Logits [B, V] at a position, on all ranks of the pipeline: one stage after the other."""
-        split = self._layout.tp if self._layout.sequence_parallel else 1
+        split = self._split
         shape = (len(tokens_BT), tokens_BT.shape[1] // split, self._hidden.shape[-1])
         x = tokens_BT
         for index in range(self._count):

@@ -23,7 +23,15 @@ from trainworks.worker.models.decoder import Decoder, DecoderConfig, PackedToken
 from trainworks.worker.models.families import adaptable_decoder, decoder_config, described_decoder
 from trainworks.worker.models.support import support_of
 from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_weights
-from trainworks.worker.parallel.build import FirstWeights, Parallel, Setup, distribute_decoder, distribute_module
+from trainworks.worker.parallel.build import (
+    FirstWeights,
+    Parallel,
+    Setup,
+    distribute_decoder,
+    distribute_module,
+    distribute_stages,
+    stages_of_rank,
+)
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -75,7 +83,9 @@ class CausalLanguageModeling:
         from trainworks.worker.models.transformer import checkpoint_folder, model_config  # noqa: PLC0415  # a second
 
         config = model_config(model, self.shape)
-        support_of(config, adapted=self.workload.adapter is not None).check(self.mesh.layout)
+        layout = self.mesh.layout
+        if layout.tp * layout.pp * layout.cp * layout.ep > 1:
+            support_of(config, adapted=self.workload.adapter is not None).check(layout)
         decoder = decoder_config(config) if self.workload.adapter is None else adaptable_decoder(config)
         if decoder is None:
             return self._build_transformer(config, setup, frozen)
@@ -127,17 +137,30 @@ class CausalLanguageModeling:
 
         workload, layout = self.workload, self.mesh.layout
         pretrained = workload.model.hf if workload.model.weights == "pretrained" else None
-        model = CausalTransformer(config, pretrained=pretrained, seed=workload.seed)
-        if self.packed:
-            model.check_packing()
-        if workload.adapter is not None:
-            adapt(model, model.blocks, workload.adapter, precision=setup.precision)
-            draw_adapters([model], seed=workload.seed)
-        if frozen is not None:
-            freeze(model, frozen)
-        if layout.tp > 1:
-            model.apply_tensor_parallel(self.mesh.tp)
-        return distribute_module(model, model.blocks, setup)
+        stages = {}
+        for index, (layers, first, last) in stages_of_rank(layout, self.mesh.pp_rank, config.num_hidden_layers).items():
+            model = stages[index] = CausalTransformer(config, pretrained=pretrained, seed=workload.seed)
+            if self.packed:
+                model.check_packing()
+            if layout.pp > 1:
+                model.keep_stage(layers, first=first, last=last)
+            cut = functools.partial(model.apply_tensor_parallel, self.mesh.tp) if layout.tp > 1 else None
+            if workload.adapter is not None:
+                adapt(model, model.blocks, workload.adapter, precision=setup.precision, cut=cut)
+                draw_adapters([model], seed=workload.seed)
+            elif frozen is not None:
+                freeze(model, frozen, cut)
+            elif cut is not None:
+                cut()
+        if layout.pp == 1:
+            return distribute_module(model, model.blocks, setup)
+        return distribute_stages(
+            stages,
+            setup,
+            positions=workload.data.sequence_length,
+            hidden=config.hidden_size,
+            vocabulary=config.vocab_size,
+        )
 
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor | PackedTokens, Tensor]:
         """Tokens 0 ... T-1 and what follows each, of which a context-parallel rank takes its stretch."""
