@@ -32,6 +32,10 @@ from trainworks.recover.decisions import TRANSIENT
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.fork_server import rank_modules, start_fork_server
 
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Settings of torch's allocator, by their present and former name; read once, when torch is imported. Segments that
+grow leave no holes between blocks of different sizes, such as sequences of experts and gathered weights."""
+
 
 def main(
     run_folder: str, node: str, nodes: str, parent: str, address: str, store: str, store_fd: str | None = None
@@ -43,6 +47,8 @@ def main(
     try:
         resolved = run_dir.read_resolved().on_nodes(int(nodes))
         os.environ.update(resolved.run_file.written_envs)  # before NCCL reads its own; ranks are forks
+        if resolved.processes.device == "cuda" and not {*_ALLOCATOR} & os.environ.keys():
+            os.environ |= {_ALLOCATOR[0]: "expandable_segments:True"}
         if resolved.environment is None:
             run_dir.write_node_environment(int(node), own_environment())
         workload, plan = resolved.run_file.workload, resolved.plan
