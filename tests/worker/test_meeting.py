@@ -102,7 +102,7 @@ def links(layout: Any, broken: bool) -> tuple[list[int], set[timedelta], str]:
         problem = error.message
     finally:
         dist.all_reduce = sum_up
-    backends = [group._get_backend(torch.device("cpu")) for group in dict.fromkeys(mesh._groups)]
+    backends = [group._get_backend(torch.device("cpu")) for group in mesh._groups if group is not mesh.checkpoint_group]
     return sizes, {each.options._timeout for each in backends}, problem
 
 

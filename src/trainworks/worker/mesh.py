@@ -145,14 +145,15 @@ class Mesh:
         """Sum a one over every group of this rank, in the order in which they were made; all ranks call it together.
 
         A link that is broken shows here, and so does a rank that is in another place than the layout says. `timeout`
-        is from now on that of every group: torch gives those of a mesh ten minutes.
+        is from now on that of every group but the one of checkpoints; torch gives those of a mesh ten minutes.
 
         Raises:
             EnvironmentProblem: the sum over a group is not its number of ranks.
         """
         for group in dict.fromkeys([dist.group.WORLD, *self._groups]):
             assert group is not None
-            _set_pg_timeout(timeout, group)
+            if group is not self.checkpoint_group:
+                _set_pg_timeout(timeout, group)
             one = torch.ones((), device=device if dist.get_backend(group) == "nccl" else "cpu")
             dist.all_reduce(one, group=group)
             ranks = dist.get_process_group_ranks(group)

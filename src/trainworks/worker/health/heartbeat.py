@@ -208,7 +208,7 @@ def _pending() -> list[str]:
 
 def _stack(frame: FrameType | None) -> str:
     """Innermost lines of a stack, libraries included."""
-    lines = traceback.extract_stack(frame, limit=-_STACK_LINES) if frame is not None else []
+    lines = traceback.extract_stack(frame, limit=_STACK_LINES) if frame is not None else []
     return "\n".join(f"{Path(each.filename).name}:{each.lineno} {each.name}"[:_LINE_CHARS] for each in lines)
 
 
