@@ -18,7 +18,7 @@ def test_the_pages_show_what_the_benchmarks_measured() -> None:
 
 
 def test_one_command_measures_a_machine_and_says_what_it_could_not(tmp_path: Path) -> None:
-    """The paths of a machine with accelerators, with tiny models on processors; attention alone needs an accelerator."""
+    """The paths of a machine with accelerators, with tiny models on processors; attention needs an accelerator."""
     file = tmp_path / "gpu.json"
     program = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
     command = [*program, "--small", "--only", "llama-28m,attention", "--json", str(file)]
