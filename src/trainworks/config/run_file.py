@@ -378,9 +378,8 @@ class RunFile(Spec):
             "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
             "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
         }
-        for message, is_set in refused.items():
-            if self.run is not None and is_set:
-                raise FieldError(message)
+        if self.run is not None and (message := next((each for each, is_set in refused.items() if is_set), None)):
+            raise FieldError(message)
 
     @property
     def written_envs(self) -> dict[str, str]:
