@@ -90,3 +90,18 @@ def test_a_rank_that_is_only_slow_is_left_alone(program, write_run_file):
     code, _, _ = program.run("run", write_run_file(program.folder, **TIMEOUT, **SHORT))
     assert sum(row["step_s"] for row in read_rows(program.run_dir.metrics_file)) > 10  # longer than a hang
     assert (code, hangs(program)) == (0, [])
+
+
+@pytest.mark.lane("test")
+def test_a_start_that_hangs_names_phase_and_rank_and_has_the_stacks_of_all(program, write_run_file):
+    program.hurt("links:1:0")
+    limits = {"recover": {"start_timeout": "5s", "max_restarts": 0}}
+    code, _, stderr = program.run("run", write_run_file(program.folder, **limits, **SHORT))
+    (hang,) = hangs(program)
+    assert code == 76
+    assert (hang["rank"], hang["phase"]) == (1, "process groups")
+    assert "rank 1 hung at" in stderr and "in process groups; rank 0 waited for it" in stderr
+    assert "recover.start_timeout" in stderr and stderr.count("error: ") == 1
+    assert "all_reduce" in hang["stacks"]["0"] and "read" in hang["stacks"]["1"]
+    assert "rank 0, innermost line last:" in program.run_dir.rank_log(1).read_text()
+    program.assert_nothing_left()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from trainworks.config.optimizer import Optimizer
 from trainworks.config.recovery import Guard
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.runs_folder import create_run_dir
+from trainworks.worker.checkpoint import checkpointer as checkpointer_module
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.optimizer import StepOptimizer
@@ -52,3 +54,27 @@ def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpoi
     checkpointer.allow_completion()
     checkpointer.wait()
     assert [manifest.step for manifest, _ in complete_checkpoints(run_dir)] == [4]
+
+
+def test_the_copy_from_a_gpu_begins_when_its_small_values_are_complete(checkpointer, monkeypatch):
+    module, order = nn.Linear(2, 2), []
+    optimizer = StepOptimizer(
+        [module],
+        Mesh(ONE_PROCESS, "cpu"),
+        Optimizer(),
+        num_steps=8,
+        precision="fp32",
+        device=torch.device("cpu"),
+        guard=Guard(),
+    )
+    copy, stage = checkpointer_module.unchanging, checkpointer._stager.stage
+    with monkeypatch.context() as patched:
+        stream = SimpleNamespace(synchronize=lambda: order.append("wait"))
+        patched.setattr(torch.cuda, "is_initialized", lambda: True)
+        patched.setattr(torch.cuda, "current_stream", lambda: stream)
+        patched.setattr(checkpointer_module, "unchanging", lambda *state: order.append("small values") or copy(*state))
+        patched.setattr(checkpointer._stager, "stage", lambda state: order.append("copy") or stage(state))
+        checkpointer.save(4, [module], optimizer, samples_consumed=4)
+    checkpointer.allow_completion()
+    checkpointer.wait()
+    assert order == ["small values", "wait", "copy"]

@@ -111,4 +111,44 @@ def test_the_automatic_limit_follows_the_median_step(steps_s, phase, limit_s):
 
 def test_a_limit_of_the_run_file_holds_for_steps_and_not_for_starting():
     limits = HangLimits(2.0)
-    assert [limits.of(phase, [0.1]) for phase in (Phase.OPTIMIZER, Phase.DATA, Phase.STARTING)] == [2.0, 6.0, 600.0]
+    phases = (Phase.OPTIMIZER, Phase.DATA, Phase.LOADING, Phase.STARTING)
+    assert [limits.of(phase, [0.1]) for phase in phases] == [2.0, 6.0, 600.0, 120.0]
+
+
+@pytest.mark.parametrize(
+    ("phase", "limit_s"),
+    [
+        (Phase.STARTING, 200.0),
+        (Phase.RENDEZVOUS, 200.0),
+        (Phase.GROUPS, 200.0),
+        (Phase.BUILD, 200.0),
+        (Phase.FIRST_STEP, 600.0),
+        (Phase.DATASET, 1000.0),
+        (Phase.COMPILE, 1000.0),
+        (Phase.LOADING, 1000.0),
+    ],
+)
+def test_each_phase_of_a_start_has_its_limit(phase, limit_s):
+    assert HangLimits(start_timeout_s=200.0, planned_step_s=30.0).of(phase, []) == limit_s
+
+
+def test_a_start_that_hangs_is_named_by_its_phase_with_the_stacks_of_all():
+    starting = {"beat": Beat(3, Phase.GROUPS), "limit_s": 120.0}
+    ranks = [
+        waiting(0, 130.0, what="`new_group`", stack="mesh.py:5 new_group", **starting),
+        working(1, 125.0, stack="nic.py:9 reset", **starting),
+    ]
+    hang = find_hang(ranks)
+    assert hang is not None
+    assert hang.message() == "rank 1 hung at data.py:7 `gather` for 2m 5s in process groups; rank 0 waited for it"
+    assert hang.stacks == {"0": "mesh.py:5 new_group", "1": "nic.py:9 reset"}
+    assert hang.hint("rank-1.log") == (
+        "stacks of all ranks are in rank-1.log; if it may be silent for more than 2m 0s, raise `recover.start_timeout`"
+    )
+
+
+def test_a_rank_that_never_started_is_missing():
+    missing = rank(1, 121.0, beat=Beat(), limit_s=120.0)
+    hang = find_hang([waiting(0, 121.0, beat=Beat(2, Phase.RENDEZVOUS), limit_s=120.0), missing])
+    assert hang is not None
+    assert hang.message().startswith("rank 1 has not begun for 2m 1s in starting; rank 0 waited")

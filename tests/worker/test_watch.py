@@ -59,7 +59,9 @@ class Node:
 
     def answer(self, rank, waits_for):
         """A rank says what it waits for."""
-        self.ranks[rank].answer({"count": self.ranks[rank].last.count, "waits_for": waits_for, "where": ""})
+        self.ranks[rank].answer(
+            {"count": self.ranks[rank].last.count, "waits_for": waits_for, "where": "", "stack": ""}
+        )
 
 
 def test_ranks_that_go_on_are_never_judged(pids):

@@ -57,6 +57,9 @@ class Recover(Spec):
     hang_timeout: AutoDurationS = "auto"
     """Longest silence of a workload's rank within a step; after it the rank counts as hung and all ranks restart from
     the last checkpoint. `auto` is 20 median steps, at least 10 s."""
+    start_timeout: DurationS = 120.0
+    """Longest silence of a workload's rank in each phase of its start: meeting the others, process groups, building the
+    model, first step. Opening data, loading and compiling may take five times that, and 10 minutes at least."""
     notices: Literal["auto", "off", "aws", "gcp", "azure"] = "auto"
     """Cloud that every node asks whether it takes the node back; the job then saves in the time left, and ends to
     continue on other nodes. `auto` is the cloud that the machine's firmware names, and none elsewhere."""

@@ -373,13 +373,13 @@ class RunFile(Spec):
             "`layout` needs `workload`: a command lays out its own ranks": self.layout is not None,
             "`software` needs `workload`: a command is not planned": self.software is not None,
             "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
+            "`recover.start_timeout` needs `workload`": self.recover.start_timeout != Recover().start_timeout,
             "`checkpoint.memory_every` needs `workload`": self.checkpoint.memory_every is not None,
             "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
             "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
         }
-        for message, is_set in refused.items():
-            if self.run is not None and is_set:
-                raise FieldError(message)
+        if self.run is not None and (message := next((each for each, is_set in refused.items() if is_set), None)):
+            raise FieldError(message)
 
     @property
     def written_envs(self) -> dict[str, str]:

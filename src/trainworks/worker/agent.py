@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def main(
     try:
         resolved = run_dir.read_resolved().on_nodes(int(nodes))
         os.environ.update(resolved.run_file.written_envs)  # before NCCL reads its own; ranks are forks
+        os.environ.update(allocator_settings(resolved.processes.device, os.environ))
         if resolved.environment is None:
             run_dir.write_node_environment(int(node), own_environment())
         workload, plan = resolved.run_file.workload, resolved.plan
@@ -69,6 +71,17 @@ def main(
     finally:  # the fork server's socket: this process ends without the finalizers of multiprocessing
         shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
     return exit_code
+
+
+def allocator_settings(device: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables of torch's allocator that a rank gets, read once, when torch is imported; none if the user has some.
+
+    Segments of a GPU's memory that grow leave no holes between blocks of different sizes, such as the tokens of experts
+    and gathered weights. PYTORCH_CUDA_ALLOC_CONF is the name before torch 2.9.
+    """
+    if device != "cuda" or {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & environment.keys():
+        return {}
+    return {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
 def _prepare_data(resolved: ResolvedRun, run_dir: RunDir, node: int) -> DataFolders:

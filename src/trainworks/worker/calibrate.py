@@ -23,6 +23,8 @@ from torch.nn import functional
 from trainworks.host import memory
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.record.calibration import Calibration, CalibrationRequest, GemmRate
+from trainworks.record.processes import Processes
+from trainworks.worker.determinism import take_device
 from trainworks.worker.fork_server import import_all
 from trainworks.worker.mesh import join_group, open_store
 
@@ -74,12 +76,14 @@ def _rank(
     rank = first + local_rank
     fd = listener.detach() if listener and rank == 0 else None
     store = open_store(address, port, serves=rank == 0, listener=fd)
-    backend = "nccl" if request.device == "cuda" else "gloo"
-    join_group(backend, address, store, rank=rank, world_size=request.num_ranks)
-    torch.set_num_threads(request.threads_per_rank)
-    device = torch.device(request.device, local_rank) if request.device == "cuda" else torch.device("cpu")
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+    processes = Processes(
+        nodes=request.nodes,
+        processes_per_node=request.num_ranks // request.nodes,
+        threads_per_process=request.threads_per_rank,
+        device=request.device,
+    )
+    device = take_device(processes, request.precision, local_rank)
+    join_group(processes.backend, address, store, rank=rank, world_size=request.num_ranks, device=device)
     calibration = _measure(request, device)
     if rank == 0:
         results.put(calibration)
@@ -90,8 +94,6 @@ def _rank(
 def _measure(request: CalibrationRequest, device: torch.device) -> Calibration:
     started = time.perf_counter()
     dtype = _DTYPES[request.precision]
-    if request.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
     rounds = [_rates(request, dtype, device)]
     slowest_s = torch.tensor(time.perf_counter() - started, device=device)
     dist.all_reduce(slowest_s, dist.ReduceOp.MAX)  # all ranks decide alike

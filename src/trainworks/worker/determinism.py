@@ -1,4 +1,4 @@
-"""Make two runs on the same ranks of the same machines bit-identical: random numbers, algorithms, refusals."""
+"""What torch computes with: device and precision of a rank, random numbers, algorithms that give equal bits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,33 @@ import os
 
 import numpy as np
 import torch
+
+from trainworks.errors import EnvironmentProblem
+from trainworks.record.processes import Processes
+
+
+def take_device(processes: Processes, precision: str, local_rank: int) -> torch.device:
+    """The device of a rank, which is current from now on; before it is used, torch gets its settings.
+
+    Matrix products and convolutions in fp32 round their inputs to TF32 with the precision `tf32` alone; torch would
+    round those of convolutions by default.
+
+    Raises:
+        EnvironmentProblem: torch sees no GPU for this rank.
+    """
+    torch.set_num_threads(processes.threads_per_process)
+    if processes.device != "cuda":
+        return torch.device("cpu")
+    if local_rank >= (seen := torch.cuda.device_count()):
+        raise EnvironmentProblem(
+            f"PyTorch {torch.__version__} sees {seen} GPUs on this node, and its local rank {local_rank} needs one",
+            hint="compare with `nvidia-smi`: a build for CPUs, an older driver and CUDA_VISIBLE_DEVICES hide GPUs",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    return device
 
 
 def make_deterministic() -> None:

@@ -127,11 +127,16 @@ def _agent(
         max_restarts=_NO_LIMIT,
         monitor_interval=_MONITOR_INTERVAL_S,
     )
-    timeout = resolved.run_file.recover.hang_timeout
+    recover, plan = resolved.run_file.recover, resolved.plan
+    limits = HangLimits(
+        None if recover.hang_timeout == "auto" else recover.hang_timeout,
+        recover.start_timeout,
+        plan.step_time.total_s if plan is not None else 0.0,
+    )
     exchange = _StoreExchange(store, node, nodes) if nodes > 1 else None
     monitor = HangMonitor(
         board,
-        HangLimits(None if timeout == "auto" else timeout),
+        limits,
         world_size=resolved.processes.world_size,
         exchange=exchange.share if exchange else None,
         now=time.monotonic,
@@ -245,6 +250,9 @@ class _NodeAgent(LocalElasticAgent):
         self._hung = True
         culprit, log = hang.first, self._run_dir.rank_log(hang.first.rank)
         pid = self._monitor.last_seen(culprit.rank).pid
+        own = "" if culprit.is_stopped else _stack(pid, log)
+        with contextlib.suppress(OSError), log.open("a") as file:
+            file.writelines(f"rank {rank}, innermost line last:\n{stack}\n" for rank, stack in hang.stacks.items())
         self._exits.note(
             FailureEvent(
                 kind="failure",
@@ -256,11 +264,12 @@ class _NodeAgent(LocalElasticAgent):
                 signal=None,
                 message=hang.message(),
                 hint=hang.hint(str(log)),
-                traceback="" if culprit.is_stopped else _stack(pid, log),
+                traceback=own,
                 step=culprit.beat.step,
                 phase=culprit.beat.phase.text,
                 silent_s=culprit.silent_s,
                 waiting={str(victim.rank): victim.waits_for for victim in hang.victims},
+                stacks=hang.stacks,
             )
         )
 

@@ -34,7 +34,6 @@ def start_fork_server(modules: Sequence[str]) -> None:
     the same, ranks are forked from a new interpreter without these modules, and import what they need themselves. A
     missing module is not an error here: the rank that needs it says so.
     """
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import_all(modules)
     forks_have_cuda = _forks_have_cuda()
     preloaded = list(modules) if forks_have_cuda else []
@@ -94,8 +93,10 @@ def import_all(modules: Iterable[str]) -> None:
     """Import modules; a missing one is not an error here, because the rank that needs it says so.
 
     Half a million objects stay, and Python's collector would look through them again and again. It does so rarely here,
-    which saves a quarter of the processor time of importing torch and the trainer.
+    which saves a quarter of the processor time of importing torch and the trainer. Questions for a GPU go to NVML, as
+    `start_fork_server` says.
     """
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     usual = gc.get_threshold()
     gc.set_threshold(20_000, 10, 1_000)
     try:

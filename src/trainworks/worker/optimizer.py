@@ -18,7 +18,10 @@ from trainworks.errors import LayoutError
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.parallel.build import tied_embedding
-from trainworks.worker.update_rules import AdamW8bit, Lion, MuonWithAdamW, adamw, parameter_groups
+from trainworks.worker.update_rules import AdamW8bit, Lion, MuonWithAdamW, adamw, parameter_groups, sgd
+
+_MASKED = frozenset({"adamw", "lion", "sgd"})
+"""Optimizers that leave out a step by a flag on the device."""
 
 
 def learning_rate(step: int, *, num_steps: int, settings: Optimizer) -> float:
@@ -87,8 +90,11 @@ class StepOptimizer:
         self._unchecked = build is not None
         self._peaks = [float(group["lr"]) / settings.lr for group in self.adamw.param_groups]
         self.loss_scale = LossScale(device, enabled=precision == "fp16")
-        self.masks_on_device = device.type != "cpu" and build is None and settings.name == "adamw"
+        self.masks_on_device = (
+            bool(local) and local[0].device.type != "cpu" and build is None and settings.name in _MASKED
+        )
         self.judge = StepJudge(guard, device)
+        self._device = device
         self.verdict = torch.zeros((), device=device)
         """Verdict of StepJudge on the last step."""
 
@@ -104,7 +110,7 @@ class StepOptimizer:
         if settings.name == "lion":
             return Lion(groups, lr=settings.lr, betas=settings.betas)
         if settings.name == "sgd":
-            return torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0], foreach=True)
+            return sgd(groups, settings)
         return adamw(local, settings)
 
     def _check_whole_rows(self) -> None:
@@ -145,7 +151,7 @@ class StepOptimizer:
             each.local.grad = each.gradient()
         gradients = [each.local.grad for each in self.parameters]
         self.loss_scale.undo(gradients)
-        norm = self._norm.of(gradients)
+        norm = self._norm.of(gradients, self._device)
         if self._settings.clip_grad_norm is not None:
             clip(gradients, norm, self._settings.clip_grad_norm)
         self.verdict = self.judge.judge(loss, norm)
@@ -158,7 +164,10 @@ class StepOptimizer:
         return norm
 
     def _update(self) -> None:
-        """The fused kernel reads `found_inf` on the device, as it does for GradScaler; a CPU's values are at hand."""
+        """An optimizer that can leave a step out by itself reads `found_inf` on the device, as it does for GradScaler.
+
+        For any other one, and for weights on the CPU, the host looks at the verdict.
+        """
         if self.masks_on_device:
             self.adamw.found_inf = (self.verdict != 0).float()  # type: ignore[union-attr]
             self.adamw.step()
@@ -227,7 +236,7 @@ class LossScale:
     def undo(self, gradients: Sequence[Tensor | None]) -> None:
         """Bring gradients back to their own size."""
         if self.enabled:
-            torch._foreach_mul_([each for each in gradients if each is not None], 1.0 / self._scale)
+            multiply(gradients, 1.0 / self._scale)
 
     def adapt(self, norm: Tensor) -> None:
         """Change the scale after a step, from the norm of all gradients."""
@@ -312,10 +321,15 @@ class GlobalNorm:
         self._copies = [math.inf if each is skipped else per_stage / _shards(each) for each in parameters]
         self._spread = layout.pp > 1 or any(copies != per_stage for copies in self._copies)
 
-    def of(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """The norm, a scalar on the device, the same on every rank; parameters without gradients count as zeros."""
+    def of(self, gradients: Sequence[Tensor | None], device: torch.device) -> Tensor:
+        """The norm, a scalar on the device, the same on every rank; parameters without gradients count as zeros.
+
+        Gradients may be on the CPU, where the weights are offloaded.
+        """
         if not self._spread:  # every rank has every gradient
-            return torch.nn.utils.get_total_norm([each for each in gradients if each is not None], foreach=True)
+            return torch.nn.utils.get_total_norm([each for each in gradients if each is not None], foreach=True).to(
+                device
+            )
         by_copies: dict[float, list[Tensor]] = {}
         for gradient, copies in zip(gradients, self._copies, strict=True):
             if gradient is not None and not math.isinf(copies):
@@ -323,7 +337,7 @@ class GlobalNorm:
         squares = [
             torch.nn.utils.get_total_norm(group, foreach=True) ** 2 / copies for copies, group in by_copies.items()
         ]
-        total = torch.stack(squares).sum()
+        total = torch.stack(squares).sum().to(device)  # NCCL sums nothing on a CPU
         dist.all_reduce(total)
         return total.sqrt()
 
@@ -338,5 +352,11 @@ def _shards(parameter: Tensor) -> int:
 
 def clip(gradients: Sequence[Tensor | None], norm: Tensor, limit: float) -> None:
     """Scale gradients in place to a norm of at most `limit`, without asking the device for the norm."""
-    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
-    torch._foreach_mul_([each for each in gradients if each is not None], factor)
+    multiply(gradients, (limit / (norm + 1e-6)).clamp(max=1.0))
+
+
+def multiply(gradients: Sequence[Tensor | None], factor: Tensor) -> None:
+    """Multiply gradients in place by a scalar, which may be on another device than they."""
+    present = [each for each in gradients if each is not None]
+    if present:
+        torch._foreach_mul_(present, factor.to(present[0].device))

@@ -73,7 +73,9 @@ def start(
             "this process does not belong to a run", hint="start it with: trainworks run -- python train.py"
         )
     if not dist.is_initialized():
-        join_group("nccl" if torch.cuda.is_available() else "gloo", os.environ.get("MASTER_ADDR", LOOPBACK))
+        device = next(model.parameters()).device  # the backend is that of the model: it may train on a CPU beside GPUs
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        join_group(backend, os.environ.get("MASTER_ADDR", LOOPBACK), device=device)
     return Session(
         RunDir(Path(folder)),
         _State(model, optimizer, also or {}),

@@ -15,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from trainworks.worker.checkpoint.memory import MemoryTier
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.reader import BatchReader, Dataset
 from trainworks.worker.data.tokenization import fingerprint_of
-from trainworks.worker.determinism import make_deterministic
+from trainworks.worker.determinism import make_deterministic, take_device
 from trainworks.worker.evaluation import build_evaluator
 from trainworks.worker.guard import FaultPolicy
 from trainworks.worker.health.hang import HangLimits
@@ -134,21 +134,22 @@ def _join(run_dir: RunDir, data: DataFolders, node: int, state: RankState) -> _R
     resolved = resolved.on_nodes(world_size // resolved.processes.processes_per_node)
     plan, workload = resolved.plan, resolved.run_file.workload
     assert plan is not None and workload is not None
-    state.device = device = _take_device(resolved, workload)
+    if workload.deterministic:
+        make_deterministic()
+    state.device = device = take_device(resolved.processes, workload.precision, int(os.environ["LOCAL_RANK"]))
     stop = StopRequest(run_dir, watch_file=rank == 0)
     signal.signal(signal.SIGTERM, stop.note_signal)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     address, port = _master()
+    state.heartbeat.mark(Phase.RENDEZVOUS)
     try:  # rank 0 serves the store; if the port that the agent chose is taken by now, the next attempt gets another one
         listener = listen(port, address).detach() if rank == 0 else None
     except PortInUseError as error:
         raise ConnectionError(error.message) from None
     store = open_store(address, port, serves=rank == 0, listener=listener, timeout=_TIMEOUT)
-    silence_s = resolved.run_file.recover.hang_timeout
-    if silence_s == "auto":
-        silence_s = HangLimits().step_limit_s([plan.step_time.total_s])
-    timeout = max(_TIMEOUT, timedelta(seconds=3 * silence_s))
-    join_group(resolved.processes.backend, address, store, rank=rank, world_size=world_size, timeout=timeout)
+    timeout = _timeout(resolved, plan)
+    backend = resolved.processes.backend
+    join_group(backend, address, store, rank=rank, world_size=world_size, timeout=timeout, device=device)
     events = read_events(run_dir.events_file)
     kinds = Counter(event["kind"] for event in events)
     seen: list[Any] = [1 + kinds["attempt"], kinds["rollback"], _finish_at(events)]
@@ -180,18 +181,12 @@ def _finish_at(events: list[Event]) -> int | None:
     return stops[-1]["step"] if stops else None
 
 
-def _take_device(resolved: ResolvedRun, workload: Workload) -> torch.device:
-    """The device of this rank; before it is used, torch gets the settings of the run."""
-    torch.set_num_threads(resolved.processes.threads_per_process)
-    if workload.deterministic:
-        make_deterministic()
-    if resolved.processes.device != "cuda":
-        return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-    torch.cuda.set_device(device)
-    if workload.precision == "tf32":
-        torch.set_float32_matmul_precision("high")
-    return device
+def _timeout(resolved: ResolvedRun, plan: Plan) -> timedelta:
+    """Longest time of a collective."""
+    silence_s = resolved.run_file.recover.hang_timeout
+    if silence_s == "auto":
+        silence_s = HangLimits().step_limit_s([plan.step_time.total_s])
+    return max(_TIMEOUT, timedelta(seconds=3 * silence_s))
 
 
 def _master() -> tuple[str, int]:
@@ -207,7 +202,10 @@ def _build(rank: _Rank) -> Trainer:
     """Everything that this rank trains with, in the order in which one part needs another."""
     resolved, plan, workload, device, state = rank.resolved, rank.plan, rank.workload, rank.device, rank.state
     timeline = Timeline(device)
+    state.heartbeat.mark(Phase.GROUPS)
     mesh = Mesh(plan.layout, device.type, plan.model)
+    mesh.check_links(device, _timeout(resolved, plan))
+    state.heartbeat.mark(Phase.DATASET)
     opened = open_task(
         workload, mesh, data_folder=rank.data.train, evaluation_folder=rank.data.evaluation, shape=plan.model
     )
@@ -258,12 +256,14 @@ def _build(rank: _Rank) -> Trainer:
 
 def _build_model(task: Task, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Parallel:
     """The model as this rank trains it, after a warm-up step."""
-    workload, device = rank.workload, rank.device
-    parallel = task.build(
-        Setup(mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile, timeline=timeline)
-    )
+    workload, device, heartbeat = rank.workload, rank.device, rank.state.heartbeat
+    reads_files = workload.model.hf is not None or workload.model.module is not None
+    heartbeat.mark(Phase.LOADING if reads_files else Phase.BUILD)
+    setup = Setup(mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile, timeline=timeline)
+    setup = replace(setup, progress=functools.partial(heartbeat.mark, Phase.BUILD))
+    parallel = task.build(setup)
     rank.state.parts = parallel.parts
-    rank.state.heartbeat.mark(Phase.COMPUTE)
+    heartbeat.mark(Phase.COMPILE if workload.compile else Phase.FIRST_STEP)
     begin = time.perf_counter()
     warm_up(parallel, task, timeline, device)
     if workload.compile:
@@ -271,6 +271,7 @@ def _build_model(task: Task, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Par
         compiled = compile_gain(lambda: warm_up(parallel, task, timeline, device), device, first_s=first_s)
         if rank.rank == 0:
             rank.run_dir.note(compiled)
+    heartbeat.mark(Phase.LOADING)
     return parallel
 
 
@@ -328,6 +329,7 @@ def _run(trainer: Trainer, rank: _Rank) -> None:
                 layout=rank.plan.layout.model_dump(mode="json"),
                 pids=pids,
                 rendezvous=_rendezvous(),
+                allocator=os.environ.get("PYTORCH_ALLOC_CONF", os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")),
             )
         )
     if steps_done < num_steps:

@@ -32,6 +32,7 @@ from trainworks.host.process import die_with, die_with_parent
 from trainworks.record.step_time import StepTimeGroups
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.worker.data.reader import BatchReader, move_to_device
+from trainworks.worker.determinism import take_device
 from trainworks.worker.fork_server import import_all, rank_modules
 from trainworks.worker.health.rank_failure import explain
 from trainworks.worker.loop import warm_up
@@ -109,13 +110,10 @@ def _rank(rank: int, request: TrialRequest, listener: socket.socket, pipe: Conne
 
 
 def _join(rank: int, request: TrialRequest, listener: socket.socket) -> torch.device:
-    processes, port, device = request.processes, listener.getsockname()[1], torch.device("cpu")
+    processes, port = request.processes, listener.getsockname()[1]
     store = open_store(LOOPBACK, port, serves=rank == 0, listener=listener.detach() if rank == 0 else None)
-    if processes.device == "cuda":
-        device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
-    join_group(processes.backend, LOOPBACK, store, rank=rank, world_size=processes.world_size)
-    torch.set_num_threads(processes.threads_per_process)
+    device = take_device(processes, request.workload.precision, rank)
+    join_group(processes.backend, LOOPBACK, store, rank=rank, world_size=processes.world_size, device=device)
     return device
 
 

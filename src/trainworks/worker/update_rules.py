@@ -35,7 +35,8 @@ class Lion(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update the parameters that have a gradient."""
+        """Update the parameters that have a gradient; none where the attribute `found_inf`, a tensor, is above 0."""
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
         for group in self.param_groups:
             own = [each for each in group["params"] if each.grad is not None]
             if not own:
@@ -45,10 +46,16 @@ class Lion(torch.optim.Optimizer):
             gradients = [each.grad for each in own]
             momenta = [self.state[each]["momentum"] for each in own]
             first, second = group["betas"]
-            signs = torch._foreach_sign(torch._foreach_lerp(momenta, gradients, 1 - first))
-            torch._foreach_mul_(own, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(own, signs, alpha=-group["lr"])
-            torch._foreach_lerp_(momenta, gradients, 1 - second)
+            signs = [*torch._foreach_sign(torch._foreach_lerp(momenta, gradients, 1 - first))]
+            decay, size, share = group["lr"] * group["weight_decay"], group["lr"], 1 - second
+            if found_inf is not None:  # signs and gradients may be NaN, and NaN * 0 is NaN
+                signs = [each.masked_fill(found_inf > 0, 0.0) for each in signs]
+                gradients = [torch.where(found_inf > 0, m, g) for m, g in zip(momenta, gradients, strict=True)]
+                torch._foreach_mul_(own, 1 - decay * (found_inf == 0))
+            else:
+                torch._foreach_mul_(own, 1 - decay)
+            torch._foreach_add_(own, signs, alpha=-size)
+            torch._foreach_lerp_(momenta, gradients, share)
 
 
 def parameter_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
@@ -63,6 +70,21 @@ def adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.opti
     """Torch's AdamW with the settings of the run file."""
     groups = parameter_groups(parameters, settings.weight_decay)
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
+
+
+def sgd(groups: Sequence[dict[str, Any]], settings: Optimizer) -> torch.optim.Optimizer:
+    """Torch's SGD with momentum, fused on a GPU, where the kernel can leave a step out.
+
+    Momenta begin as zeros there, which the first step turns into the gradient: the kernel would leave them as random
+    memory if it left out the first step.
+    """
+    on_gpu = any(each.device.type == "cuda" for group in groups for each in group["params"])
+    found = torch.optim.SGD(groups, lr=settings.lr, momentum=settings.betas[0], foreach=not on_gpu, fused=on_gpu)
+    if on_gpu:
+        for group in groups:
+            for each in group["params"]:
+                found.state[each]["momentum_buffer"] = torch.zeros_like(each)
+    return found
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:

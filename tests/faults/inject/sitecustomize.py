@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 READER, TOKENS = "trainworks.worker.data.reader", "trainworks.worker.data.tokens"
+MESH = "trainworks.worker.mesh"
 
 
 class _Loader(importlib.abc.Loader):
@@ -36,8 +37,8 @@ class _Loader(importlib.abc.Loader):
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        limited = os.environ["TRAINWORKS_TEST_FAULT"].startswith("limit:")
-        if name != (TOKENS if limited else READER):
+        kind, _, _ = os.environ["TRAINWORKS_TEST_FAULT"].partition(":")
+        if name != {"limit": TOKENS, "links": MESH}.get(kind, READER):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
         spec.loader = _Loader(spec.loader)
@@ -47,8 +48,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 def harm(module):
     """Replace `next_batch` by one that does what the fault says, and then reads."""
     kind, _, _ = os.environ["TRAINWORKS_TEST_FAULT"].partition(":")
-    if kind in ("limit", "held"):
-        {"limit": limit, "held": let_wait}[kind](module)
+    if kind in ("limit", "held", "links"):
+        {"limit": limit, "held": let_wait, "links": links}[kind](module)
         return
     healthy = module.BatchReader.next_batch
     calls = 0
@@ -113,6 +114,18 @@ def limit(module):
         healthy(dataset, *arguments, **options)
 
     module.TokenDataset.__init__ = open_limited
+
+
+def links(module):
+    """Let one rank stand still before it meets the others in their groups."""
+    healthy = module.Mesh.check_links
+
+    def check_links(mesh, *arguments):
+        if os.environ["RANK"] == os.environ["TRAINWORKS_TEST_FAULT"].split(":")[1] and is_first_attempt():
+            read()
+        healthy(mesh, *arguments)
+
+    module.Mesh.check_links = check_links
 
 
 def is_first_attempt():

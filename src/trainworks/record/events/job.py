@@ -166,6 +166,8 @@ class FailureEvent(FailureReason, Stamp):
     """Time since a hung rank made its last mark."""
     waiting: NotRequired[Mapping[str, str | None]]
     """What each other rank waits for, by rank, where one hung; null if that is not known."""
+    stacks: NotRequired[Mapping[str, str]]
+    """Lines of each rank's main thread, the innermost last, where one hung; ranks that did not answer are left out."""
     memory: NotRequired[Mapping[str, str | int | None] | None]
     """Fields of `MemoryAtFailure`."""
     fingerprint: NotRequired[str]

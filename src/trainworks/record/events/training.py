@@ -70,6 +70,8 @@ class AttemptEvent(Stamp):
     pids: NotRequired[list[int]]
     """Process ids by rank."""
     rendezvous: NotRequired[str]
+    allocator: NotRequired[str]
+    """Settings of PyTorch's allocator (`PYTORCH_ALLOC_CONF`); empty for its defaults."""
 
 
 class MetricsSourceEvent(Stamp):

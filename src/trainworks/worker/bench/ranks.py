@@ -78,7 +78,7 @@ def _rank(local_rank: int, group: _Group, request: BenchRequest, index: int) -> 
         torch.cuda.set_device(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     world_size = len(group.names) * group.ranks_per_node
-    join_group(backend, group.address, store, rank=rank, world_size=world_size, timeout=_CALL)
+    join_group(backend, group.address, store, rank=rank, world_size=world_size, timeout=_CALL, device=device)
     subject = (
         f"{group.names[0]}, {group.ranks_per_node} ranks" if len(group.names) == 1 else f"{len(group.names)} nodes"
     )

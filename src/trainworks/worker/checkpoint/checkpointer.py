@@ -134,9 +134,10 @@ class Checkpointer:
         folder = self.memory.folder(step) if to_memory else self.run_dir.checkpoint(step)
         if self.memory.completes(folder):
             delete_checkpoint(folder)
+        state = unchanging(whole_state(parts, optimizer), parts)
         if torch.cuda.is_initialized():  # the copy runs on its own stream, which does not wait for this one
             torch.cuda.current_stream().synchronize()
-        copied = self._stager.stage(unchanging(whole_state(parts, optimizer), parts))
+        copied = self._stager.stage(state)
         assert isinstance(copied, Future)
         self._copied = copied
         self._stall_s = time.perf_counter() - started

@@ -27,15 +27,18 @@ from trainworks.worker.health.heartbeat import Beat, HeartbeatBoard, Phase
 FLOOR_S = 10.0
 STEPS = 20
 """Allowed silence of a rank, in median steps; at least FLOOR_S."""
+START_S = 120.0
+"""Allowed silence in phases in which a rank starts, meets the others, and makes its first step."""
 LONG_S = 600.0
-"""Allowed silence in phases without a typical duration: starting, compiling, loading, saving, finishing."""
+"""Allowed silence in phases without a typical duration: opening data, compiling, loading, saving, finishing."""
 DATA_FACTOR = 3
 """Factor for reading data, since readers retry."""
 ANSWER_S = 2.0
 """Time to answer a stack request. A rank that takes longer blocks its interpreter, or the kernel blocks it."""
 _READING = frozenset({Phase.DATA, Phase.EVALUATION})
 """Phases that read data; an evaluation marks each of its batches."""
-_LONG = frozenset({Phase.STARTING, Phase.LOADING, Phase.CHECKPOINT, Phase.FINISHING})
+_LONG = frozenset({Phase.DATASET, Phase.COMPILE, Phase.LOADING, Phase.CHECKPOINT, Phase.FINISHING})
+_START = frozenset({Phase.STARTING, Phase.RENDEZVOUS, Phase.GROUPS, Phase.BUILD, Phase.FIRST_STEP})
 _LOOK_EVERY_S = 0.5
 _LATE_S = 2.0
 """Delay of a poll after which its observations do not count: the agent itself did not run."""
@@ -50,11 +53,18 @@ class HangLimits:
     """Allowed silence of a rank, by phase.
 
     limit = hang_timeout, or max(10 s, 20 * median step); three times that for data and for a batch of an evaluation; at
-    least 10 min for phases without a typical duration, and for all phases until steps are measured.
+    least 10 min for phases without a typical duration, and for all phases of a step until steps are measured.
+
+    Until the first step: start_timeout for each phase, 20 planned steps at least for that step; five times that, and at
+    least 10 min, to open data, to load and to compile.
     """
 
     hang_timeout_s: float | None = None
     """Value from the run file; None for automatic."""
+    start_timeout_s: float = START_S
+    """Value from the run file."""
+    planned_step_s: float = 0.0
+    """Time of a step as planned."""
 
     def step_limit_s(self, step_times_s: Sequence[float]) -> float:
         """Limit in seconds for forward, backward, optimizer and collectives."""
@@ -65,8 +75,10 @@ class HangLimits:
     def of(self, phase: Phase, step_times_s: Sequence[float]) -> float:
         """Limit in seconds for a phase."""
         limit = self.step_limit_s(step_times_s)
+        if phase in _START:
+            return max(self.start_timeout_s, STEPS * self.planned_step_s if phase is Phase.FIRST_STEP else 0.0)
         if phase in _LONG or not step_times_s:
-            return max(LONG_S, 10 * limit)
+            return max(LONG_S, 10 * limit, 5 * self.start_timeout_s)
         return DATA_FACTOR * limit if phase in _READING else limit
 
 
@@ -90,6 +102,8 @@ class RankObservation:
     """Collective or receive it waits in; empty if it waits for no other rank, None without an answer."""
     where: str = ""
     """Innermost line of its main thread outside of libraries."""
+    stack: str = ""
+    """Lines of its main thread; empty without an answer."""
 
     @property
     def is_stopped(self) -> bool:
@@ -125,6 +139,11 @@ class Hang:
         return self.culprits[0]
 
     @property
+    def stacks(self) -> dict[str, str]:
+        """Lines of the main thread of every rank that answered, by rank."""
+        return {str(each.rank): each.stack for each in (*self.culprits, *self.victims) if each.stack}
+
+    @property
     def is_deadlock(self) -> bool:
         """True if all ranks wait for each other."""
         return all(culprit.waits_for for culprit in self.culprits)
@@ -138,11 +157,11 @@ class Hang:
             each = "; ".join(f"rank {c.rank} in {c.waits_for}" for c in self.culprits[:8])
             more = f" and {len(self.culprits) - 8} more" if len(self.culprits) > 8 else ""
             how = "the same thing, which does not end" if len(whats) == 1 else "different things"
-            return f"all ranks have waited for {how} for {after} in step {first.beat.step}: {each}{more}"
+            return f"all ranks have waited for {how} for {after} in {_place(first.beat)}: {each}{more}"
         others = f" (and {_ranks(self.culprits[1:])})" if len(self.culprits) > 1 else ""
         waiting = f"; {_ranks(self.victims)} waited for it" if self.victims else ""
-        place = f"step {first.beat.step}, {first.beat.phase.text}" if first.beat.step else first.beat.phase.text
-        return f"rank {first.rank}{others} {_state_text(first)} for {after} in {place}{waiting}"
+        phase = f", {first.beat.phase.text}" if first.beat.step else ""
+        return f"rank {first.rank}{others} {_state_text(first)} for {after} in {_place(first.beat)}{phase}{waiting}"
 
     def hint(self, log: str) -> str:
         """Advice for the user."""
@@ -150,8 +169,16 @@ class Hang:
             return f"something sent process SIGSTOP; a debugger, a job control or a quota? see {log}"
         if self.is_deadlock and len({culprit.waits_for for culprit in self.culprits}) > 1:
             return f"the ranks disagree on what comes next; what rank {self.first.rank} was doing is in {log}"
-        limit = format_duration(self.first.limit_s)
-        return f"its stack is in {log}; if it may be silent for more than {limit}, raise `recover.hang_timeout`"
+        limit, whose = (
+            format_duration(self.first.limit_s),
+            "stacks of all ranks are in" if self.stacks else "its stack is in",
+        )
+        key = "start_timeout" if self.first.beat.phase in _START else "hang_timeout"
+        return f"{whose} {log}; if it may be silent for more than {limit}, raise `recover.{key}`"
+
+
+def _place(beat: Beat) -> str:
+    return f"step {beat.step}" if beat.step else beat.phase.text
 
 
 def _state_text(observation: RankObservation) -> str:
@@ -160,7 +187,7 @@ def _state_text(observation: RankObservation) -> str:
     if observation.state == "D":
         return "was blocked in kernel I/O (state D)"
     if observation.waits_for is None:
-        return "did not answer, its interpreter blocked,"
+        return "did not answer, its interpreter blocked," if observation.beat.count else "has not begun"
     return f"hung at {observation.where}" if observation.where else "hung"
 
 
@@ -299,6 +326,7 @@ class HangMonitor:
             asked_s=0.0 if rank.asked_at is None else now - rank.asked_at,
             waits_for=None if answer is None else answer["waits_for"],
             where="" if answer is None else answer["where"],
+            stack="" if answer is None else answer["stack"],
         )
 
     def _ask(self, now: float) -> None:

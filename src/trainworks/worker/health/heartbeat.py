@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -26,7 +27,7 @@ from typing import TypedDict
 import torch
 
 from trainworks.files import closing_handle
-from trainworks.worker.mesh import CHECKPOINT_GROUP
+from trainworks.worker.mesh import CHECKPOINT_GROUP, open_store
 
 _PAGE = mmap.PAGESIZE
 _CELLS = 4
@@ -38,6 +39,10 @@ _RECORDERS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 _TORCH = str(Path(torch.__file__).parent)
 _DISTRIBUTED = f"{_TORCH}/distributed"
 _STDLIB = str(Path(threading.__file__).parent)
+_STACK_LINES = 12
+"""Innermost lines of a stack that an answer has room for, of this length at most."""
+_LINE_CHARS = 120
+_WAITS_CHARS = 1000
 
 
 class Phase(enum.IntEnum):
@@ -52,11 +57,20 @@ class Phase(enum.IntEnum):
     COMMUNICATION = 6
     FINISHING = 7
     EVALUATION = 8
+    RENDEZVOUS = 9
+    GROUPS = 10
+    DATASET = 11
+    BUILD = 12
+    COMPILE = 13
+    FIRST_STEP = 14
 
     @property
     def text(self) -> str:
         """Name of the phase in the record."""
-        return "forward and backward" if self is Phase.COMPUTE else self.name.lower()
+        return _TEXTS.get(self) or self.name.lower().replace("_", " ")
+
+
+_TEXTS = {Phase.COMPUTE: "forward and backward", Phase.GROUPS: "process groups", Phase.BUILD: "model build"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,8 @@ class RankAnswer(TypedDict):
     """Collective or receive that its main thread waits in; empty if it waits for no other rank."""
     where: str
     """Innermost line of its main thread outside of libraries."""
+    stack: str
+    """Lines of its main thread, the innermost last."""
 
 
 class Heartbeat:
@@ -166,9 +182,14 @@ def _answer(heartbeat: Heartbeat, main: int) -> None:
     while True:
         signal.sigwait({signal.SIGUSR2})
         count, frame, pending = heartbeat.last.count, sys._current_frames().get(main), _pending()
-        inside = frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED)
+        inside = frame is not None and (
+            frame.f_code.co_filename.startswith(_DISTRIBUTED) or frame.f_code is open_store.__code__
+        )
         waits_for = ", ".join(pending[:2]) or (f"`{frame.f_code.co_name}`" if inside and frame else "")
-        heartbeat.answer({"count": count, "waits_for": waits_for, "where": _format_frame(frame)})
+        answer = RankAnswer(
+            count=count, waits_for=waits_for[:_WAITS_CHARS], where=_format_frame(frame), stack=_stack(frame)
+        )
+        heartbeat.answer(answer)
 
 
 def _pending() -> list[str]:
@@ -183,6 +204,12 @@ def _pending() -> list[str]:
         for entry in content.get("entries") or ()
         if not entry["retired"] and entry["process_group"][1] != CHECKPOINT_GROUP
     ]
+
+
+def _stack(frame: FrameType | None) -> str:
+    """Innermost lines of a stack, libraries included."""
+    lines = traceback.extract_stack(frame, limit=_STACK_LINES) if frame is not None else []
+    return "\n".join(f"{Path(each.filename).name}:{each.lineno} {each.name}"[:_LINE_CHARS] for each in lines)
 
 
 def _format_frame(frame: FrameType | None) -> str:

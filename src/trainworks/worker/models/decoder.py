@@ -194,7 +194,7 @@ class Decoder(nn.Module):
         start = self.first_position
         key = positions, start, device
         if key not in self._rotations:
-            frequencies = torch.tensor(self.config.rope_frequencies, device=device, dtype=torch.float32)
+            frequencies = _frequencies(self.config.rope_frequencies, device)
             angle = torch.arange(start, start + positions, device=device, dtype=torch.float32).outer(frequencies)
             angle_TH = torch.cat((angle, angle), dim=-1)
             scale = self.config.rope_scale
@@ -205,7 +205,7 @@ class Decoder(nn.Module):
         """The same at the positions of documents."""
         if self.config.learned_positions:
             return None
-        frequencies = torch.tensor(self.config.rope_frequencies, device=positions_BT.device, dtype=torch.float32)
+        frequencies = _frequencies(self.config.rope_frequencies, positions_BT.device)
         angle_BTH = (positions_BT.float().unsqueeze(-1) * frequencies).repeat(1, 1, 2)
         return angle_BTH.cos() * self.config.rope_scale, angle_BTH.sin() * self.config.rope_scale
 
@@ -305,6 +305,12 @@ class Attention(nn.Module):
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A kernel of attention with its dropout."""
+
+
+@functools.cache
+def _frequencies(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Copied to the device once: the host waits for such a copy."""
+    return torch.tensor(values, device=device, dtype=torch.float32)
 
 
 def _rotate(x_BTNH: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

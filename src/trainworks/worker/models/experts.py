@@ -49,9 +49,11 @@ class MixtureOfExperts(nn.Module):
             weight_BTX = self.balance(weight_BTX, probability_BTE, chosen_BTX)
         if self._renormalize:
             weight_BTX = weight_BTX / weight_BTX.sum(-1, keepdim=True)
-        order_R = chosen_BTX.flatten().argsort(stable=True)
+        chosen_R, order_R = chosen_BTX.flatten().sort(stable=True)
         token_R = order_R // self._per_token
-        counts_E = torch.bincount(chosen_BTX.flatten(), minlength=probability_BTE.shape[-1])
+        experts_E = torch.arange(probability_BTE.shape[-1], device=chosen_R.device)
+        ends_E = torch.searchsorted(chosen_R, experts_E, right=True)  # `bincount` would let the host wait for a GPU
+        counts_E = ends_E.diff(prepend=ends_E.new_zeros(1))
         out_RD = self.experts(x_MD[token_R], counts_E)
         out_RD = out_RD * weight_BTX.flatten()[order_R].unsqueeze(1).to(out_RD.dtype)
         return torch.zeros_like(x_MD).index_add(0, token_R, out_RD.to(x_MD.dtype)).view_as(x_BTD)

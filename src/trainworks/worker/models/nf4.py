@@ -6,6 +6,7 @@ A block of 64 values w is stored as the nearest of 16 numbers to each w / max |w
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -49,9 +50,15 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     return codes[:, 0] << 4 | codes[:, 1], scales
 
 
+@functools.cache
+def _table(device: torch.device) -> Tensor:
+    """Copied to the device once: the host waits for such a copy."""
+    return torch.tensor(CODE, device=device)
+
+
 def dequantized(codes: Tensor, scales: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """The weight that is stored."""
-    table = torch.tensor(CODE, device=codes.device)
+    table = _table(codes.device)
     numbers = torch.stack((codes >> 4, codes & 15), dim=1).flatten().long()
     values = table[numbers].view(-1, BLOCK) * scales.unsqueeze(1)
     return values.flatten()[: shape.numel()].view(shape).to(dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,11 +34,12 @@ _BLOCK_VALUES = 1 << 20
 Slices = tuple[slice, ...]
 
 
-def draw_weights(parts: Iterable[Decoder], *, seed: int) -> None:
-    """Normal with `Decoder.initial_std`; norms 1, biases 0."""
+def draw_weights(parts: Iterable[Decoder], *, seed: int, progress: Callable[[], None] = lambda: None) -> None:
+    """Normal with `Decoder.initial_std`; norms 1, biases 0. `progress` is called for each parameter."""
     with torch.no_grad():
         for part in parts:
             for name, parameter in part.named_parameters():
+                progress()
                 local, place = _local_part(parameter)
                 std = part.initial_std(name)
                 if std:
@@ -84,8 +85,14 @@ def draw_uniform(name: str, parameter: Tensor, bound: float, *, seed: int) -> No
     local.copy_(drawn[place])
 
 
-def load_weights(parts: Iterable[Decoder], folder: SafetensorsFolder, config: PretrainedConfig) -> None:
-    """Every parameter but those of adapters from the files of a Hugging Face model.
+def load_weights(
+    parts: Iterable[Decoder],
+    folder: SafetensorsFolder,
+    config: PretrainedConfig,
+    *,
+    progress: Callable[[], None] = lambda: None,
+) -> None:
+    """Every parameter but those of adapters from the files of a Hugging Face model; `progress` is called for each.
 
     Raises:
         EnvironmentProblem: a tensor is missing, has another shape, or a file cannot be read.
@@ -93,11 +100,13 @@ def load_weights(parts: Iterable[Decoder], folder: SafetensorsFolder, config: Pr
     with torch.no_grad():
         for part in parts:
             for name, parameter in part.named_parameters():
+                progress()
                 if not is_adapter(name):
                     local, place = _local_part(parameter)
                     local.copy_(_read(folder, stored_as(name, config), parameter.shape, place))
             for name, layer in part.named_modules():
                 if is_in_nf4(layer):
+                    progress()
                     shape = layer.nf4_shape
                     assert isinstance(shape, torch.Size)
                     whole = tuple(slice(0, size) for size in shape)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import nn
-from torch.autograd.graph import save_on_cpu
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
@@ -109,12 +110,142 @@ class _Reuse(_Keep):
         return function(*args, **(kwargs or {}))
 
 
-def offload_activations(blocks: Iterable[nn.Module], *, pin_memory: bool) -> None:
-    """Let what blocks keep for their backward wait in the host's memory."""
+def offload_activations(blocks: Iterable[nn.Module], device: torch.device, *, compiled: bool) -> None:
+    """Let what blocks keep for their backward wait in the host's memory.
+
+    What moves them stays outside of the graph of blocks that are `compiled`.
+    """
+    offload = _Offload(_CudaCopies(device) if device.type == "cuda" else _HostCopies())
     for block in blocks:
-        block.forward = functools.partial(_offloading, block.forward, pin_memory)  # type: ignore[method-assign]
+        name = "_compiled_call_impl" if compiled else "forward"
+        setattr(block, name, functools.partial(offload.run, getattr(block, name)))
 
 
-def _offloading(forward: Callable[..., Any], pin_memory: bool, *args: Any, **kwargs: Any) -> Any:
-    with save_on_cpu(pin_memory=pin_memory):
-        return forward(*args, **kwargs)
+class _HostCopies:
+    """Copies of a CPU, which are done when they return."""
+
+    def to_host(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """The copy, and a moment after which it can be read."""
+        return tensor.clone(), None
+
+    def to_device(self, host: Tensor, after: Any) -> tuple[Tensor, Any]:
+        """The same back."""
+        return host.clone(), None
+
+    def wait(self, moment: Any) -> None:
+        """Nothing to do."""
+
+
+class _CudaCopies(_HostCopies):
+    """Copies between a GPU and page-locked memory on streams of their own, beside what the GPU computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
+
+    def to_host(self, tensor: Tensor) -> tuple[Tensor, Any]:
+        """The copy begins when what computes the tensor has ended."""
+        self._out.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._out):
+            host = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
+            host.copy_(tensor, non_blocking=True)
+            return host, self._out.record_event()
+
+    def to_device(self, host: Tensor, after: Any) -> tuple[Tensor, Any]:
+        """The tensor belongs to the present stream, which must wait for the moment before it reads it."""
+        current = torch.cuda.current_stream(self._device)
+        tensor = torch.empty_like(host, device=self._device)  # of the present stream, which may still read its memory
+        self._back.wait_stream(current)
+        self._back.wait_event(after)
+        with torch.cuda.stream(self._back):
+            tensor.copy_(host, non_blocking=True)
+            return tensor, self._back.record_event()
+
+    def wait(self, moment: Any) -> None:
+        """Let the GPU, not the host, wait."""
+        torch.cuda.current_stream(self._device).wait_event(moment)
+
+
+class _Kept:
+    """A tensor that a block keeps for its backward: on the device until it is copied, then on the host alone."""
+
+    def __init__(self, tensor: Tensor, block: _KeptByBlock, copies: _HostCopies) -> None:
+        self._copies = copies
+        self._block = block
+        self._tensor: Tensor | None = tensor.detach()
+        self._host, self._moment = copies.to_host(tensor.detach())
+
+    def release(self) -> None:
+        """Free the memory of the device; what is computed from now on may use it, so it waits for the copy."""
+        if self._tensor is not None:
+            self._copies.wait(self._moment)
+            self._tensor = None
+
+    __del__ = release
+    """A graph may end before a copy does, and the memory may not be used again until then."""
+
+    def fetch(self) -> None:
+        """Begin to copy it back."""
+        if self._tensor is None:
+            self._tensor, self._moment = self._copies.to_device(self._host, self._moment)
+
+    def unpack(self) -> Tensor:
+        """The tensor on the device; those of the block before begin to come back."""
+        self.fetch()
+        self._copies.wait(self._moment)
+        tensor, self._tensor = self._tensor, None
+        assert tensor is not None
+        self._block.fetch_before()
+        return tensor
+
+
+class _KeptByBlock:
+    """What one call of a block keeps, without keeping it alive."""
+
+    def __init__(self, before: _KeptByBlock | None) -> None:
+        self._before = before
+        self.kept: list[weakref.ref[_Kept]] = []
+
+    def each(self, action: Callable[[_Kept], None]) -> None:
+        """Apply an action to what is still needed."""
+        for reference in self.kept:
+            if (kept := reference()) is not None:
+                action(kept)
+
+    def fetch_before(self) -> None:
+        """Begin to copy back what the block before keeps, once."""
+        before, self._before = self._before, None
+        if before is not None:
+            before.each(_Kept.fetch)
+
+
+class _Offload:
+    """Moves what blocks keep to the host while the next block computes, and back while the one behind does.
+
+    At most two blocks have theirs on the device at a time: a block begins when the copies of the second one before it
+    have ended. The GPU waits for copies, and the host for none. Weights stay where they are.
+    """
+
+    def __init__(self, copies: _HostCopies) -> None:
+        self._copies = copies
+        self._blocks: deque[_KeptByBlock] = deque()
+
+    def run(self, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Forward of a block."""
+        while len(self._blocks) > 1:
+            self._blocks.popleft().each(_Kept.release)
+        block = _KeptByBlock(self._blocks[-1] if self._blocks else None)
+        self._blocks.append(block)
+
+        def pack(tensor: Tensor) -> Tensor | _Kept:
+            if isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter):
+                return tensor
+            kept = _Kept(tensor, block, self._copies)
+            block.kept.append(weakref.ref(kept))
+            return kept
+
+        def unpack(packed: Tensor | _Kept) -> Tensor:
+            return packed.unpack() if isinstance(packed, _Kept) else packed
+
+        with saved_tensors_hooks(pack, unpack):
+            return forward(*args, **kwargs)

@@ -63,6 +63,8 @@ class Setup:
     """Compile each block."""
     timeline: Timeline
     """Records how long this rank waits for others."""
+    progress: Callable[[], None] = lambda: None
+    """Called for each parameter that gets its first values, which takes minutes for a large model."""
 
 
 class Parallel:
@@ -350,11 +352,11 @@ def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup) -> None:
     if setup.precision == "fp8":
         use_float8(blocks, emulate=setup.device.type == "cpu")
     recompute(blocks, layout.recompute)
-    if layout.offload_activations:
-        offload_activations(blocks, pin_memory=setup.device.type == "cuda")
     if setup.compiled:
         for block in blocks:
             block.compile()
+    if layout.offload_activations:
+        offload_activations(blocks, setup.device, compiled=setup.compiled)
 
 
 def _is_sharded(setup: Setup, *, experts: int) -> bool:

@@ -266,11 +266,12 @@ class _Dispatch:
         """Outputs of this rank's tokens, in the order in which they came."""
         sent = counts_E.view(self._ranks, -1)  # [rank, expert of that rank]
         received = all_to_all_single(sent, None, None, self._group)
-        to, of = sent.sum(1).tolist(), received.sum(1).tolist()
+        # An all-to-all takes the sizes from the host: the one wait of a layer, for both of its directions.
+        to, of = torch.stack((sent, received)).sum(2).tolist()
         x_RD = self._exchange(x_RD, of, to)
         # They come by sender; the products want them by expert.
         experts = torch.arange(received.shape[1], device=x_RD.device).repeat(self._ranks)
-        order = experts.repeat_interleave(received.flatten()).argsort(stable=True)
+        order = experts.repeat_interleave(received.flatten(), output_size=sum(of)).argsort(stable=True)
         out_RD = compute(x_RD[order], received.sum(0))
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return self._exchange(out_RD[back], to, of)

@@ -79,7 +79,7 @@ class CausalLanguageModeling:
         model = self.workload.model
         if model.hf is None:
             assert self.shape is not None
-            return self._build_decoder(described_decoder(model, self.shape), setup, self._draw_weights)
+            return self._build_decoder(described_decoder(model, self.shape), setup, self._drawn(setup))
         from trainworks.worker.models.transformer import checkpoint_folder, model_config  # noqa: PLC0415  # a second
 
         config = model_config(model, self.shape)
@@ -90,11 +90,11 @@ class CausalLanguageModeling:
         if decoder is None:
             return self._build_transformer(config, setup, frozen)
         if model.weights == "random":
-            return self._build_decoder(decoder, setup, self._draw_weights)
+            return self._build_decoder(decoder, setup, self._drawn(setup))
         folder = SafetensorsFolder(checkpoint_folder(model.hf))
 
         def read(parts: Sequence[Decoder]) -> None:
-            load_weights(parts, folder, config)
+            load_weights(parts, folder, config, progress=setup.progress)
             draw_adapters(parts, seed=self.workload.seed)
 
         return self._build_decoder(decoder, setup, read, frozen)
@@ -129,8 +129,8 @@ class CausalLanguageModeling:
             frozen=frozen,
         )
 
-    def _draw_weights(self, parts: Sequence[Decoder]) -> None:
-        draw_weights(parts, seed=self.workload.seed)
+    def _drawn(self, setup: Setup) -> FirstWeights:
+        return functools.partial(draw_weights, seed=self.workload.seed, progress=setup.progress)
 
     def _build_transformer(self, config: PretrainedConfig, setup: Setup, frozen: torch.dtype | None) -> Parallel:
         from trainworks.worker.models.transformer import CausalTransformer  # noqa: PLC0415  # see `build`

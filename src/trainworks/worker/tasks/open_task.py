@@ -223,7 +223,7 @@ class ModuleTask:
             count, first = self.user.num_items_in_batch, next(iter(batch.values()))
             micro_batches = [{name: values[row] for name, values in batch.items()} for row in range(len(first))]
             counts = [self._checked(count(self.dataset.to_item(each))) for each in micro_batches]
-            return torch.stack([each.to(first.device) for each in counts])
+            return torch.stack([each.to(first.device, non_blocking=True) for each in counts])
         labels = batch.get("labels")
         if labels is None or not labels.dtype.is_signed or labels.is_floating_point():
             return None
