@@ -26,7 +26,7 @@ _STAMP = re.compile(
     r"|[ID]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |\(\w+ pid=\d+\) |={2,}> )",
     re.IGNORECASE,
 )
-"""Beginning of a line of a logger: all up to a level and a module, `[rank0]:`, a date and a time, glog's, Ray's; `==> `."""
+"""Beginning of a line of a logger: all up to a level and a module, `[rank0]:`, date and time, glog's, Ray's; `==> `."""
 _NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?![\d.])|[-+]?(?:nan|inf(?:inity)?)\b"
 _CLOCK = r"\d+:\d\d(?::\d\d)?(?:\.\d+)?(?![\w:])"
 _ATTACHED = r"%|/?[A-Za-zµ]{1,8}(?:/[A-Za-z]{1,8})?\b"
@@ -43,9 +43,11 @@ _ELEMENT = re.compile(
     rf"|(?:(?P<counted>{_WORD})\s*[:=#]?\s*)?[\[(]?\s*(?P<n>\d+)\s*(?:/|\bof\b)\s*(?P<total>\d+)(?![\d.])"
     r"(?:\s*\(\s*[\d.]+%\s*\))?(?:\s*[\])])?(?:\s(?:batches|steps|iterations|samples)\b)?"
     r"|(?:(?P<key>[A-Za-z_|][\w@./|\-]*(?: [A-Za-z_][\w@./\-]*){0,5}(?: \([^()\d]{1,12}\))?)\s*[:=]\s*"
-    rf"(?:{_CLOCK}|\[\s*(?P<listed>{_NUMBER})\s*\]|\((?P<share>{_NUMBER})%\)|(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_NESTED}))"
+    rf"(?:{_CLOCK}|\[\s*(?P<listed>{_NUMBER})\s*\]|\((?P<share>{_NUMBER})%\)"
+    rf"|(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_NESTED}))"
     rf"|(?P<word>{_WORD})\s*#?\s+(?P<spaced>{_NUMBER})(?P<spaced_unit>{_UNIT}){_NESTED}"
-    rf"|\[\s*(?:(?P<outer>\d+)\s*,\s*)?(?P<inner>\d+)\]|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}|{_SPACED}){_UNIT}){_NESTED}",
+    r"|\[\s*(?:(?P<outer>\d+)\s*,\s*)?(?P<inner>\d+)\]"
+    rf"|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}|{_SPACED}){_UNIT}){_NESTED}",
     re.IGNORECASE,
 )
 _BAR = re.compile(

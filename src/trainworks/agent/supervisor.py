@@ -245,7 +245,8 @@ class Supervisor:
         if self._resolved.is_workload or failure.get("hint"):
             return failure
         if lacks_gpus(failure) and self._resolved.processes.world_size == 1:
-            return failure | {"hint": "if the program takes `RANK` for GPUs: `env -u RANK` before the command unsets it"}
+            hint = "if the program takes `RANK` for GPUs: `env -u RANK` before the command unsets it"
+            return failure | {"hint": hint}
         if self._resolved.run_file.max_restarts:
             return failure
         if command_verdict(failure) is not Verdict.RESTART:

@@ -231,8 +231,8 @@ def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
     undone = f"{repeated:,} steps were undone by restarts or rollbacks"
     saved = facts.history.of_kind(training.CheckpointEvent)
     if facts.plan is None and not saved:
-        evidence, remedy = [undone], "Let the program save its state more often: a restart repeats the steps since then."
-        setting = None
+        evidence, setting = [undone], None
+        remedy = "Let the program save its state more often: a restart repeats the steps since then."
         if _began_anew(facts.history):
             evidence.append("a restart began at the first step again: the program loaded nothing that it had saved")
             remedy = "Let the program save its state, and load it on a restart, by its argument for that if it has one."
