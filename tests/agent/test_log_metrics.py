@@ -291,6 +291,18 @@ def test_hugging_faces_trainer_has_its_steps_in_the_bar_that_it_draws_below_a_li
     assert steps(text) == [(10, 2.5), (10, 2.4), (20, 2.3)]
 
 
+@pytest.mark.parametrize("work", ["Adding EOS to train dataset", "Downloading", ""])
+def test_a_bar_of_work_before_the_training_is_not_that_of_its_steps(work: str) -> None:
+    text = (
+        f"\r{work}:   0%|          | 0/400 [00:00<?, ?it/s]\r{work}: 100%|####| 400/400 [00:01<00:00, 400.00it/s]\n"
+        "\r  0%|          | 0/100 [00:00<?, ?it/s]\r  4%|4         | 4/100 [00:01<00:20,  4.00it/s]"
+        "\r          \r{'loss': '5.7', 'epoch': '0.1'}\n\r  5%|5         | 5/100 [00:01<00:20,  4.00it/s]"
+        "\r  9%|9         | 9/100 [00:01<00:20,  4.00it/s]\r          \r{'loss': '5.5', 'epoch': '0.2'}\n"
+        "\r 10%|#         | 10/100 [00:02<00:20,  4.00it/s]"
+    )
+    assert steps(text) == [(5, 5.7), (10, 5.5)]
+
+
 def test_a_counter_that_begins_again_with_every_epoch_goes_on() -> None:
     named = "".join(f"Epoch: [{e}][{n}/100]\tLoss {e + n / 100} (1.0)\n" for e in (0, 1) for n in (0, 50))
     assert steps(named) == [(0, 0.0), (50, 0.5), (100, 1.0), (150, 1.5)]

@@ -53,7 +53,7 @@ _ELEMENT = re.compile(
 _BAR = re.compile(
     r"(?P<before>[^%]*?)\s*\d+%\|[^|]*\|\s*(?P<n>\d+)/(?P<total>\d+)\s*\[[\d:?]+<[^,\]]*,[^,\]]*(?:,\s*(?P<after>.*))?\]"
 )
-_OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard", re.IGNORECASE)
+_OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard|dataset", re.IGNORECASE)
 _OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|ce|cross entropy|nll) )*"
 _OF_HELD_OUT = rf"(?:{_HELD_OUT}|held out) (?:set )?{_OF_TRAINING}"
 _FIELDS = {
@@ -231,7 +231,9 @@ class LogReader:
                 yield from (self._placed(said),) if said else ()
         elif (bar := _bar_reading(line)) is not None:
             reading, has_loss = bar
-            if self._bar is None or self._bar["total"] == reading["total"] or has_loss:
+            before = self._bar or reading
+            is_over = before["step"] >= before["total"] and not self._last  # it was of something before the training
+            if self._bar is None or is_over or before["total"] == reading["total"] or has_loss:
                 self._bar = reading
             yield from self._let_go()
             yield from (self._placed(reading),) if has_loss else ()
