@@ -88,6 +88,11 @@ FORMS = {
     "Epoch:  10, Loss: 0.123, Train: 0.9000, Val: 0.8000, Test: 0.7000": {"epoch": 10, "loss": 0.123},
     "Test set: Average loss: 0.05, Accuracy: 985/1000 (98%)": {"eval_loss": 0.05, "eval_accuracy": 0.985},
     "Test set: Average loss: 0.05, Accuracy: (98%)": {"eval_loss": 0.05, "eval_accuracy": 0.98},
+    "step 60: train_loss_step: 2.5, val_loss_step: 2.7, val_loss_epoch: 2.6": {
+        "step": 60,
+        "loss": 2.5,
+        "eval_loss": 2.6,
+    },
     "====> Test set loss: 101.12": {"eval_loss": 101.12},
     "step 3 | loss 2.5 | 12.3 samples/sec": {"step": 3, "loss": 2.5},
     "2024-01-01 10:00:00.123 | INFO     | __main__:train:42 - step 10 loss 2.3": {"step": 10, "loss": 2.3},

@@ -59,8 +59,8 @@ _OF_HELD_OUT = rf"(?:{_HELD_OUT}|held out) (?:set )?{_OF_TRAINING}"
 _FIELDS = {
     "setting": r"(?:num |max )?(?:train )?(?:epochs|steps)|num (?:workers|layers)|seed|batch size|(?:train )+runtime",
     "loss": rf"{_OF_TRAINING}loss(?: step)?",
-    "eval_loss": rf"{_OF_HELD_OUT}loss",
-    "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)",
+    "eval_loss": rf"{_OF_HELD_OUT}loss(?: epoch)?",
+    "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)(?: epoch)?",
     "eval_runtime": rf"{_OF_HELD_OUT}runtime",
     "step": r"(?:train )?(?:global )?step|iter|iteration|it|batch|update|num updates|optimizer step",
     "epoch": r"(?:train |end of )?epoch|train",
