@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trainworks.record.metrics import LoggedSteps, Reading, append_metrics
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document
 from trainworks.report.runs.summary import Report
@@ -79,3 +80,13 @@ def test_a_command_is_shown_without_plan_and_ledger(start_run: RunStart) -> None
     assert "$ torchrun train.py" in text
     assert "Planned and measured" not in text
     assert "Where the time went" not in text
+
+
+def test_a_command_has_no_time_of_steps_and_evaluations_of_which_it_says_no_beginning(start_run: RunStart) -> None:
+    run = start_run(command="python train.py").launch().event("metrics_source", source="rank-0.log")
+    readings: list[Reading] = [{"step": n, "t": 90.0 * n, "loss": 2.5, "eval_loss": 2.6} for n in range(3)]
+    rows = [*LoggedSteps(1).rows(readings[:2]), *LoggedSteps(2).rows(readings[2:])]
+    append_metrics(run.run_dir.metrics_file, rows)
+    report = run.finish().report()
+    assert ([row["step_s"] for row in rows], report.training.step_s) == ([0.0, 90.0, 0.0], 90.0)
+    assert re.search(r"^evaluations +3 *$", printed(report), re.MULTILINE)
