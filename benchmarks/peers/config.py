@@ -35,7 +35,8 @@ class PeerConfig:
     """The loss is averaged over the ranks and logged once in so many steps."""
     seed: int = 1
     device: str = "cpu"
-    """`cpu`, or `cuda`: one rank with one accelerator; only `bare.py` knows it."""
+    """`cpu`, or `cuda`: a rank for each accelerator; only `bare.py` knows it."""
+    accelerators: int = 1
     precision: str = "fp32"
     """`bf16` is autocast."""
     compiled: bool = False
@@ -50,7 +51,7 @@ class PeerConfig:
     @property
     def ranks(self) -> int:
         """Processes of a contender."""
-        return RANKS if self.device == "cpu" else 1
+        return RANKS if self.device == "cpu" else self.accelerators
 
     @property
     def tokens_per_step(self) -> int:

@@ -75,8 +75,6 @@ class Coefficients:
     """Part of tensor-parallel communication that software with overlap hides."""
     ep_hidden: float = 0.472
     """Part of the exchange of tokens with their experts that software with overlap hides."""
-    pp_exposed: float = 1.0
-    """Part of the pipeline's point-to-point transfers that nothing hides."""
     dp_hidden: float = 0.793
     """Part of the computing time that can hide gradient and weight traffic."""
     old_gather_share: float = 0.216

@@ -256,7 +256,7 @@ def _pipeline_transfers_s(job: TrainingJob, layouts: Layouts, rates: Rates, comp
     tokens = layouts.micro_batch * job.sequence_length / layouts.cp
     size = tokens * job.shape.hidden * element_bytes(job.precision) / layouts.tp
     one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, layouts.pp, rates.links)
-    full = rates.coefficients.pp_exposed * 2 * layouts.interleave * one
+    full = 2 * layouts.interleave * one
     hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
     exposed = np.maximum(full - hidden * compute_s, (1 - hidden) * full)
     return np.where(layouts.pp > 1, exposed, 0.0)
