@@ -84,9 +84,9 @@ def test_a_command_is_shown_without_plan_and_ledger(start_run: RunStart) -> None
 
 def test_a_command_has_no_time_of_steps_and_evaluations_of_which_it_says_no_beginning(start_run: RunStart) -> None:
     run = start_run(command="python train.py").launch().event("metrics_source", source="rank-0.log")
-    readings: list[Reading] = [{"step": n, "t": 90.0 * n, "loss": 2.5, "eval_loss": 2.6} for n in range(3)]
+    readings: list[Reading] = [{"step": n, "t": run.at + 90.0 * n, "loss": 2.5, "eval_loss": 2.6} for n in range(3)]
     rows = [*LoggedSteps(1).rows(readings[:2]), *LoggedSteps(2).rows(readings[2:])]
     append_metrics(run.run_dir.metrics_file, rows)
-    report = run.finish().report()
+    report = run.wait(200.0).finish().report()
     assert ([row["step_s"] for row in rows], report.training.step_s) == ([0.0, 90.0, 0.0], 90.0)
     assert re.search(r"^evaluations +3 *$", printed(report), re.MULTILINE)
