@@ -84,6 +84,17 @@ FORMS = {
     },
     "Epoch [1/10], Step [100/600], Loss: 0.5123": {"epoch": 1, "step": 100, "total": 600, "loss": 0.5123},
     "epoch 19: loss 0.0345": {"epoch": 19, "loss": 0.0345},
+    "[1,  2000] loss: 2.187": {"epoch": 1, "step": 2000, "loss": 2.187},
+    "Epoch:  10, Loss: 0.123, Train: 0.9000, Val: 0.8000, Test: 0.7000": {"epoch": 10, "loss": 0.123},
+    "Test set: Average loss: 0.05, Accuracy: 985/1000 (98%)": {"eval_loss": 0.05, "eval_accuracy": 0.985},
+    "Test set: Average loss: 0.05, Accuracy: (98%)": {"eval_loss": 0.05, "eval_accuracy": 0.98},
+    "step 60: train_loss_step: 2.5, val_loss_step: 2.7, val_loss_epoch: 2.6": {
+        "step": 60,
+        "loss": 2.5,
+        "eval_loss": 2.6,
+    },
+    "====> Test set loss: 101.12": {"eval_loss": 101.12},
+    "step 3 | loss 2.5 | 12.3 samples/sec": {"step": 3, "loss": 2.5},
     "2024-01-01 10:00:00.123 | INFO     | __main__:train:42 - step 10 loss 2.3": {"step": 10, "loss": 2.3},
     "INFO:root:Step 10 loss=2.3": {"step": 10, "loss": 2.3},
     "INFO:__main__:step 10: loss=2.3": {"step": 10, "loss": 2.3},
@@ -213,7 +224,6 @@ loss 2.1 (best)
 Total loss function evaluations 300 times
 01/01 10:00:00 - mmengine - INFO - Epoch(train)  [1][ 100/1000]  lr: 1.0e-02  eta: 0:10:00  loss: 2.3
 step    10/19560 | loss 9.53 (+0.00z)| norm 2.1 (+0.00z)| 43.1% bf16 MFU | 4350 tok/s
-[1,   200] loss: 2.145
 Epoch 3, global step 500: 'val_loss' reached 0.50
 """.splitlines()
 INDENTED = [
@@ -286,6 +296,18 @@ def test_hugging_faces_trainer_has_its_steps_in_the_bar_that_it_draws_below_a_li
     assert steps(text) == [(10, 2.5), (10, 2.4), (20, 2.3)]
 
 
+@pytest.mark.parametrize("work", ["Adding EOS to train dataset", "Downloading", ""])
+def test_a_bar_of_work_before_the_training_is_not_that_of_its_steps(work: str) -> None:
+    text = (
+        f"\r{work}:   0%|          | 0/400 [00:00<?, ?it/s]\r{work}: 100%|####| 400/400 [00:01<00:00, 400.00it/s]\n"
+        "\r  0%|          | 0/100 [00:00<?, ?it/s]\r  4%|4         | 4/100 [00:01<00:20,  4.00it/s]"
+        "\r          \r{'loss': '5.7', 'epoch': '0.1'}\n\r  5%|5         | 5/100 [00:01<00:20,  4.00it/s]"
+        "\r  9%|9         | 9/100 [00:01<00:20,  4.00it/s]\r          \r{'loss': '5.5', 'epoch': '0.2'}\n"
+        "\r 10%|#         | 10/100 [00:02<00:20,  4.00it/s]"
+    )
+    assert steps(text) == [(5, 5.7), (10, 5.5)]
+
+
 def test_a_counter_that_begins_again_with_every_epoch_goes_on() -> None:
     named = "".join(f"Epoch: [{e}][{n}/100]\tLoss {e + n / 100} (1.0)\n" for e in (0, 1) for n in (0, 50))
     assert steps(named) == [(0, 0.0), (50, 0.5), (100, 1.0), (150, 1.5)]
@@ -295,6 +317,15 @@ def test_a_counter_that_begins_again_with_every_epoch_goes_on() -> None:
     assert [step for step, _ in steps(without)] == [50, 100, 150, 200]
     whole = "".join(f"epoch {1 + n // 100} step {n}/200: loss 0.5\n" for n in (50, 100, 150, 200))
     assert [step for step, _ in steps(whole)] == [50, 100, 150, 200]
+
+
+@pytest.mark.parametrize("form", ["[{}, {}] loss: 2.5", "Epoch {} | Batch {} | Loss 2.5"])
+@pytest.mark.parametrize(("lines", "steps"), [((100,), [100, 200]), ((100, 200), [100, 200, 300, 400])])
+def test_batches_of_the_next_epoch_go_on_though_no_line_says_how_many_there_are(
+    form: str, lines: tuple[int, ...], steps: list[int]
+) -> None:
+    text = "".join(form.format(epoch, batch) + "\n" for epoch in (1, 2) for batch in lines)
+    assert [reading["step"] for reading in LogReader().read(text)] == steps
 
 
 def test_an_evaluation_without_a_step_follows_the_step_before_it() -> None:

@@ -86,14 +86,21 @@ def test_a_command_is_restarted_as_often_as_asked_and_ends_with_a_report(program
     assert program.run_dir.report_file.is_file()
 
 
-def test_a_command_that_misses_a_module_is_not_started_again(program):
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("import no_such_module", "not restarted"),
+        ('raise AssertionError("Torch not compiled with CUDA enabled")', "hint: if the program takes `RANK` for GPUs"),
+    ],
+)
+def test_a_command_that_misses_a_module_or_a_gpu_is_not_started_again(program, line, hint):
     (program.folder / "run.yaml").write_text(
-        "name: again\nrun: python -c 'import no_such_module'\nrecover: {max_restarts: 2}\n"
+        f"name: again\nrun: |\n  python -c '{line}'\nrecover: {{max_restarts: 2}}\n"
     )
     code, _, stderr = program.run("run", "run.yaml")
     events = read_events(program.run_dir.events_file)
     assert (code, sum(event["kind"] == "attempt" for event in events)) == (1, 1)
-    assert "not restarted: its program cannot start as it is written" in stderr
+    assert "not restarted: its program cannot start as it is written" in stderr and hint in stderr
     assert "max_restarts" not in stderr
 
 

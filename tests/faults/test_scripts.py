@@ -181,3 +181,41 @@ def test_the_run_file_says_what_is_read(program):
     (program.folder / "run.yaml").write_text(text.replace("SOURCE", "none"))
     assert program.run("run", "run.yaml")[0] == 0
     assert not program.run_dir.metrics_file.exists()
+
+
+TRAINER = """\
+import os, signal, torch, transformers
+from transformers.trainer_utils import get_last_checkpoint
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(1, 1)
+    def forward(self, x, labels):
+        return {'loss': ((self.line(x) - labels) ** 2).mean()}
+
+class Killed(transformers.TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == 4 and os.environ['TRAINWORKS_ATTEMPT'] == '1':
+            os.kill(os.getpid(), signal.SIGKILL)
+
+data = [{'x': torch.tensor([float(i % 5)]), 'labels': torch.tensor([2.0 * (i % 5)])} for i in range(40)]
+options = transformers.TrainingArguments(
+    'out', per_device_train_batch_size=5, num_train_epochs=1, logging_steps=2, save_steps=4, eval_strategy='steps',
+    eval_steps=4, report_to='none', use_cpu=True, dataloader_pin_memory=False,
+)
+trainer = transformers.Trainer(Model(), options, train_dataset=data, eval_dataset=data[:5], callbacks=[Killed()])
+trainer.train(resume_from_checkpoint=get_last_checkpoint('out') if os.path.isdir('out') else None)
+trainer.save_state()
+"""
+
+
+def test_a_script_with_hugging_faces_trainer_resumes_after_a_kill_with_the_curve_that_it_logs(program):
+    pytest.importorskip("accelerate", reason="Hugging Face's Trainer needs it")
+    report = report_of(program, TRAINER, "--restarts", "1", "--", "python", "train.py")
+    logged = json.loads((program.folder / "out" / "trainer_state.json").read_text())["log_history"]
+    assert [(each["first_step"], each["last_step"]) for each in report["attempts"]] == [(2, 4), (6, 8)]
+    assert points(report) == [(each["step"], round(each["loss"], 2)) for each in logged if "loss" in each]
+    assert [step for step, _ in report["curves"]["eval_loss"]] == [
+        each["step"] for each in logged if "eval_loss" in each
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from trainworks.host import probe
 from trainworks.host.folders import cache_folder
-from trainworks.host.probe import num_cores, probe_accelerators, probe_host
+from trainworks.host.probe import command_host, num_cores, probe_accelerators, probe_host
 
 
 @pytest.fixture
@@ -56,6 +57,17 @@ def test_formats_are_those_of_the_instructions(
 
 def test_versions_that_decide_numerics_are_kept(tmp_path: Path) -> None:
     assert "numpy" in probe_host(tmp_path).packages
+
+
+def test_a_command_has_the_packages_of_trainworks_only_if_it_runs_in_the_same_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    assert "numpy" in command_host(tmp_path, has_environment=False).packages
+    assert command_host(tmp_path, has_environment=True).packages == {}
+    (tmp_path / "python").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command_host(tmp_path, has_environment=False).packages == {}
 
 
 def test_hidden_accelerators_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:

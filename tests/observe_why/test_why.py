@@ -229,7 +229,19 @@ def test_activations_that_fit_and_are_computed_again(planned: Planned) -> None:
 def test_a_command_that_records_no_steps_loses_no_time_to_its_start(tmp_path: Path) -> None:
     run = RunWriter(tmp_path, None, "sleep 9")
     run.event("submitted").wait(9.0).finish()
-    assert why(str(run.run_dir.path)).causes == ()
+    found = why(str(run.run_dir.path))
+    assert found.causes == () and any("`metrics: {pattern: ...}`" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("from_step", "said"), [(0, True), (8, False)])
+def test_a_command_that_begins_anew_after_a_failure_is_to_load_what_it_saved(
+    tmp_path: Path, from_step: int, said: bool
+) -> None:
+    run = RunWriter(tmp_path, None, "python train.py").launch().steps(20).fail().wait(2.0).attempt(from_step=from_step)
+    run.steps(20).finish()
+    cause = next(one for one in why(str(run.run_dir.path)).causes if one.name == "lost_steps")
+    assert any("began at the first step again" in line for line in cause.evidence) == said
+    assert ("--resume" in (cause.setting or "")) == said
 
 
 def test_the_text_has_every_cause_and_the_json_every_figure(planned: Planned) -> None:

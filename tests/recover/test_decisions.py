@@ -129,6 +129,8 @@ COMMAND: Event = {"kind": "failure", "cause": "user_error", "exit_code": 1, "sig
         (1, "SyntaxError: invalid syntax"),
         (2, "/usr/bin/python: can't open file '/app/trian.py': [Errno 2] No such file or directory"),
         (2, "train.py: error: unrecognized arguments: --lrr 1"),
+        (1, "RuntimeError: Distributed package doesn't have NCCL built in"),
+        (1, "AssertionError: Torch not compiled with CUDA enabled"),
         (127, "bash: line 1: torchrnu: command not found"),
         (126, "bash: line 1: ./train.sh: Permission denied"),
     ],

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from trainworks.record.metrics import LoggedSteps, Reading, append_metrics
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document, render_text
 from trainworks.report.run_report import brief
@@ -108,3 +109,13 @@ def test_the_end_of_a_command_without_steps_is_its_verdict_and_its_record(start_
     first, *_, last = brief_lines(run.report())
     assert first == "stdlib-lm-1  SUCCEEDED after 5 s"
     assert last == "record: runs/stdlib-lm-1, page: report.html; more: trainworks report stdlib-lm-1"
+
+
+def test_a_command_has_no_time_of_steps_and_evaluations_of_which_it_says_no_beginning(start_run: RunStart) -> None:
+    run = start_run(command="python train.py").launch().event("metrics_source", source="rank-0.log")
+    readings: list[Reading] = [{"step": n, "t": run.at + 90.0 * n, "loss": 2.5, "eval_loss": 2.6} for n in range(3)]
+    rows = [*LoggedSteps(1).rows(readings[:2]), *LoggedSteps(2).rows(readings[2:])]
+    append_metrics(run.run_dir.metrics_file, rows)
+    report = run.wait(200.0).finish().report()
+    assert ([row["step_s"] for row in rows], report.training.step_s) == ([0.0, 90.0, 0.0], 90.0)
+    assert re.search(r"^evaluations +3 *$", printed(report), re.MULTILINE)

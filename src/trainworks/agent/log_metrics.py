@@ -23,14 +23,14 @@ _STAMP = re.compile(
     r"(?:[\w.]*(?:__\w+__|\.py)(?:(?::[\w.<>]+)*:\d+)?[\s|:\-\]]+|[\w.]+:(?=[\w\[{]))?"
     r"|\[(?=[^\]]*[A-Za-z:])(?![^\]]*(?:step|iter|epoch|loss)\b)[^\]=]{1,60}\]:?\s*"
     r"|\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?[\s|:\-]*|\d\d:\d\d:\d\d(?:[.,]\d+)?\s+"
-    r"|[ID]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |\(\w+ pid=\d+\) )",
+    r"|[ID]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |\(\w+ pid=\d+\) |={2,}> )",
     re.IGNORECASE,
 )
-"""Beginning of a line of a logger: all up to a level and a module, `[rank0]:`, a date and a time, glog's, Ray's."""
+"""Beginning of a line of a logger: all up to a level and a module, `[rank0]:`, date and time, glog's, Ray's; `==> `."""
 _NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?![\d.])|[-+]?(?:nan|inf(?:inity)?)\b"
 _CLOCK = r"\d+:\d\d(?::\d\d)?(?:\.\d+)?(?![\w:])"
 _ATTACHED = r"%|/?[A-Za-zµ]{1,8}(?:/[A-Za-z]{1,8})?\b"
-_SPACED = r"\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|(?:it|tok|tokens|samples)/s)(?!\w)"
+_SPACED = r"\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|(?:it|tok|tokens|samples|images|examples)/s(?:ec)?)(?!\w)"
 _UNIT = rf"(?:{_ATTACHED}|(?![A-Za-z0-9]))(?:{_SPACED})?"
 _AMOUNT = rf"(?:{_NUMBER}){_UNIT}"
 _NESTED = rf"(?:\s*\(\s*{_AMOUNT}(?:[,;/]\s*{_AMOUNT})*\s*\))?"
@@ -43,22 +43,24 @@ _ELEMENT = re.compile(
     rf"|(?:(?P<counted>{_WORD})\s*[:=#]?\s*)?[\[(]?\s*(?P<n>\d+)\s*(?:/|\bof\b)\s*(?P<total>\d+)(?![\d.])"
     r"(?:\s*\(\s*[\d.]+%\s*\))?(?:\s*[\])])?(?:\s(?:batches|steps|iterations|samples)\b)?"
     r"|(?:(?P<key>[A-Za-z_|][\w@./|\-]*(?: [A-Za-z_][\w@./\-]*){0,5}(?: \([^()\d]{1,12}\))?)\s*[:=]\s*"
-    rf"(?:{_CLOCK}|\[\s*(?P<listed>{_NUMBER})\s*\]|(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_NESTED}))"
+    rf"(?:{_CLOCK}|\[\s*(?P<listed>{_NUMBER})\s*\]|\((?P<share>{_NUMBER})%\)"
+    rf"|(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_NESTED}))"
     rf"|(?P<word>{_WORD})\s*#?\s+(?P<spaced>{_NUMBER})(?P<spaced_unit>{_UNIT}){_NESTED}"
-    rf"|\[(?P<inner>\d+)\]|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}|{_SPACED}){_UNIT}){_NESTED}",
+    r"|\[\s*(?:(?P<outer>\d+)\s*,\s*)?(?P<inner>\d+)\]"
+    rf"|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}|{_SPACED}){_UNIT}){_NESTED}",
     re.IGNORECASE,
 )
 _BAR = re.compile(
     r"(?P<before>[^%]*?)\s*\d+%\|[^|]*\|\s*(?P<n>\d+)/(?P<total>\d+)\s*\[[\d:?]+<[^,\]]*,[^,\]]*(?:,\s*(?P<after>.*))?\]"
 )
-_OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard", re.IGNORECASE)
+_OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard|dataset", re.IGNORECASE)
 _OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|ce|cross entropy|nll) )*"
-_OF_HELD_OUT = rf"(?:{_HELD_OUT}|held out) {_OF_TRAINING}"
+_OF_HELD_OUT = rf"(?:{_HELD_OUT}|held out) (?:set )?{_OF_TRAINING}"
 _FIELDS = {
     "setting": r"(?:num |max )?(?:train )?(?:epochs|steps)|num (?:workers|layers)|seed|batch size|(?:train )+runtime",
     "loss": rf"{_OF_TRAINING}loss(?: step)?",
-    "eval_loss": rf"{_OF_HELD_OUT}loss",
-    "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)",
+    "eval_loss": rf"{_OF_HELD_OUT}loss(?: epoch)?",
+    "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)(?: epoch)?",
     "eval_runtime": rf"{_OF_HELD_OUT}runtime",
     "step": r"(?:train )?(?:global )?step|iter|iteration|it|batch|update|num updates|optimizer step",
     "epoch": r"(?:train |end of )?epoch|train",
@@ -134,8 +136,12 @@ def _elements(text: str) -> list[re.Match[str]]:
 
 
 def _amount(element: re.Match[str]) -> tuple[str, float, str] | None:
-    """Name, number and unit of an element; None where it has no name and number."""
+    """Name, number and unit of an element; None where it has no name and number. A share may be `98/100`."""
+    if element["n"] and _field(f"test {element['counted']}") == "eval_accuracy":
+        return element["counted"], int(element["n"]) / max(1, int(element["total"])), ""
     name, number = element["key"] or element["word"], element["value"] or element["spaced"] or element["listed"]
+    if name and element["share"]:
+        return name, float(element["share"]), "%"
     if not name or not number:
         return None
     return name, float(number.replace(",", "")), (element["unit"] or element["spaced_unit"] or "").strip()
@@ -148,8 +154,9 @@ def _pairs_reading(text: str) -> Reading | None:
         scope = f"{each['scope']} " if each["scope"] else scope
         name, value, unit = _amount(each) or ("", 0.0, "")
         is_loss = "loss" in name.lower()
+        is_scoped = is_loss or _field(f"test {name}") == "eval_accuracy"
         if name and _field(name) != "epoch" and not (is_loss and unit):
-            values.setdefault(scope + name if is_loss else name, value / 100 if unit == "%" else value)
+            values.setdefault(scope + name if is_scoped else name, value / 100 if unit == "%" else value)
     found = reading_of(values)
     # Beside a counter the loss of an evaluation is the mean so far.
     is_part = scope.lower().startswith(("val", "eval", "test")) and "total" in place
@@ -162,10 +169,12 @@ def _place(elements: Iterable[re.Match[str]]) -> Reading:
         amount = _amount(each)
         if each["n"] and (field := _field(each["counted"] or "step")) in ("step", "epoch"):
             place |= {field: float(each["n"])} | ({"total": float(each["total"])} if field == "step" else {})
+        elif each["outer"]:  # `[1,  2000]`
+            place |= {"epoch": float(each["outer"]), "step": float(each["inner"])}
         elif each["inner"] and "epoch" in place:
             place.setdefault("step", float(each["inner"]))
         elif amount and _field(amount[0]) == "epoch":
-            place["epoch"] = amount[1]
+            place.setdefault("epoch", amount[1])  # `Epoch: 10, Train: 0.9` has one
     return place
 
 
@@ -222,7 +231,9 @@ class LogReader:
                 yield from (self._placed(said),) if said else ()
         elif (bar := _bar_reading(line)) is not None:
             reading, has_loss = bar
-            if self._bar is None or self._bar["total"] == reading["total"] or has_loss:
+            before = self._bar or reading
+            is_over = before["step"] >= before["total"] and not self._last  # it was of something before the training
+            if self._bar is None or is_over or before["total"] == reading["total"] or has_loss:
                 self._bar = reading
             yield from self._let_go()
             yield from (self._placed(reading),) if has_loss else ()
@@ -267,8 +278,9 @@ class LogReader:
         if epoch is not None and epoch.is_integer() and total:
             self._is_global |= epoch > last.get("epoch", epoch) and step > last.get("step", step)
             return step if self._is_global else step + (epoch - (self._first_epoch or 0.0)) * total
-        if step < (reached := last.get("step", 0.0)):
-            if reached / 2 <= step and reached != last.get("total"):
+        is_next = epoch is not None and epoch.is_integer() and epoch > last.get("epoch", epoch) and "loss" in reading
+        if step < (reached := last.get("step", 0.0)) or (step == reached and is_next):
+            if reached / 2 <= step and reached != last.get("total") and not is_next:
                 self._last = last
                 return -1.0
             self._before += last.get("total", reached)  # the counter began again

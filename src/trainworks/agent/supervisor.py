@@ -36,7 +36,7 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import End, RunStatus
 from trainworks.recover.decisions import Verdict, answer_notice, command_verdict
-from trainworks.recover.failures import first_failure, is_consequence, lost_agents
+from trainworks.recover.failures import first_failure, is_consequence, lacks_gpus, lost_agents
 from trainworks.recover.memory_checkpoints import forget_memory
 
 _POLL_S = 0.05
@@ -239,8 +239,16 @@ class Supervisor:
         return self._enter(End.of_failure(JobState.FAILED, self._with_hint(failure), exit_code=as_exit_code(code)))
 
     def _with_hint(self, failure: FailureEvent) -> FailureReason:
-        """The failure of a command that has no restarts, with how to give it some if one could help."""
-        if self._resolved.is_workload or self._resolved.run_file.max_restarts or failure.get("hint"):
+        """The failure of a command with what helps: without GPUs a start without `RANK`, else restarts, if it has none.
+
+        Many programs take `RANK` for the sign of ranks on GPUs, and begin without it as they do on a laptop.
+        """
+        if self._resolved.is_workload or failure.get("hint"):
+            return failure
+        if lacks_gpus(failure) and self._resolved.processes.world_size == 1:
+            hint = "if the program takes `RANK` for GPUs: `env -u RANK` before the command unsets it"
+            return failure | {"hint": hint}
+        if self._resolved.run_file.max_restarts:
             return failure
         if command_verdict(failure) is not Verdict.RESTART:
             return failure

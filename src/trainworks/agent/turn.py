@@ -15,7 +15,7 @@ from trainworks.agent.observers import await_observers
 from trainworks.agent.supervisor import SIGNALS, Supervisor, own_status, supervise
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock
-from trainworks.host.probe import probe_host
+from trainworks.host.probe import command_host
 from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
 from trainworks.record.events.job import StopRequestedEvent, SubmittedEvent
 from trainworks.record.events.log import read_events
@@ -123,7 +123,7 @@ class ClusterTurn(abc.ABC):
             resolved = plan(self.run_dir, on_first_node)
         changes: dict[str, Any] = {"processes": processes_on(resolved, got, self.engine)}
         if resolved.plan is None:
-            changes["host"] = probe_host(self.run_dir.path)
+            changes["host"] = command_host(self.run_dir.path, has_environment=resolved.environment is not None)
         if folder is not None:
             changes["working_folder"] = str(folder)
         self.resolved = resolved = resolved.model_copy(update=changes)

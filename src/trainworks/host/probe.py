@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import socket
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +41,16 @@ def probe_host(disk: Path) -> HostFacts:
         python=platform.python_version(),
         packages=package_versions(),
     )
+
+
+def command_host(disk: Path, *, has_environment: bool) -> HostFacts:
+    """This machine as a command finds it: without the packages of Trainworks where its `python` is another one.
+
+    A command that has an `environment` of its own is in that one.
+    """
+    host, python = probe_host(disk), shutil.which("python")
+    is_own = python is not None and Path(python).parent == Path(sys.executable).parent
+    return host if is_own and not has_environment else host.model_copy(update={"packages": {}})
 
 
 def num_cores() -> int:

@@ -101,7 +101,7 @@ class FailureRecord:
     by_signal: bool = False
     """True if a signal ended the rank, which then raised no exception."""
     cannot_start: bool = False
-    """True if its program misses a module, has a syntax error, or refuses its arguments."""
+    """True if its program misses a module or a GPU, has a syntax error, or refuses its arguments."""
 
 
 def decide_restart(failure: FailureRecord, earlier: Sequence[FailureRecord], *, first_step_done: bool) -> Verdict:

@@ -15,6 +15,11 @@ _CANNOT_START = re.compile(
     r"|.*can't open file .*: \[Errno 2\] No such file or directory$)"
 )
 """Last words of a Python program that misses a module, or that Python cannot read."""
+_LACKS_GPUS = re.compile(
+    r"Distributed package doesn't have NCCL built in|Torch not compiled with CUDA enabled"
+    r"|ProcessGroupNCCL is only supported with GPUs"
+)
+"""Last words of PyTorch where a program takes a device or NCCL that its build or the machine does not have."""
 _USAGE = re.compile(r": error: \S")
 """Last words of a program that refuses its arguments: `train.py: error: unrecognized arguments: --lrr`."""
 _USAGE_ERROR = 2
@@ -72,13 +77,18 @@ def cannot_start(failure: FailureEvent) -> bool:
     """True if a rank ended because its program cannot start as it is written, and another start would end alike.
 
     Only what is certain counts: a module or a script that is missing, a syntax error, arguments that the program
-    refuses, a command that the shell cannot run.
+    refuses, a command that the shell cannot run, NCCL or CUDA without a GPU.
     """
     code, message = failure.get("exit_code"), str(failure.get("message") or "")
     if failure.get("signal") is not None:
         return False
     refuses_arguments = code == _USAGE_ERROR and _USAGE.search(message) is not None
-    return code in _NOT_RUN or refuses_arguments or _CANNOT_START.search(message) is not None
+    return code in _NOT_RUN or refuses_arguments or lacks_gpus(failure) or _CANNOT_START.search(message) is not None
+
+
+def lacks_gpus(failure: FailureEvent) -> bool:
+    """True if the program took NCCL or CUDA, and PyTorch found no GPU for it."""
+    return _LACKS_GPUS.search(str(failure.get("message") or "")) is not None
 
 
 def latest_launch_events(events: Sequence[Event]) -> Sequence[Event]:

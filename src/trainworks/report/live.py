@@ -129,7 +129,7 @@ def _figures(
         "step": f"{row['step']:,}{of}",
         "loss": f"{row['loss']:.4f}",
         **({"throughput": f"{format_count(rate)} {unit}/s"} if (rate := snapshot.tokens_per_s) is not None else {}),
-        "step time": f"{format_duration(snapshot.step_s or 0)} = {' + '.join(parts)}",
+        **({"step time": f"{format_duration(snapshot.step_s or 0)} = {' + '.join(parts)}"} if parts else {}),
         **({"memory": format_bytes(peak)} if (peak := snapshot.memory_peak_bytes) is not None else {}),
         "checkpoint": _checkpoint_age(snapshot, now),
     }

@@ -231,10 +231,12 @@ def _evaluation(found: Evaluations) -> list[Block]:
     """Best and last evaluation, and the cost of one."""
     planned = "" if found.planned_s is None else f", {format_duration(found.planned_s)} planned"
     of = "" if found.planned_count is None else f" of {found.planned_count:,}"
+    # The output of a command may not show when an evaluation begins.
+    each = f", {format_duration(found.measured_s)} each" if found.measured_s else ""
     facts = {
         "best": _held_out(found.best) if found.best else "no finite value",
         "last": _held_out(found.last),
-        "evaluations": f"{found.count:,}{of}, {format_duration(found.measured_s)} each{planned}",
+        "evaluations": f"{found.count:,}{of}{each}{planned}",
     }
     blocks: list[Block] = [Facts.from_mapping(facts)]
     if found.ended_early:

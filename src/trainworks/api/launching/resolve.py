@@ -13,7 +13,7 @@ from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import LayoutError, UsageError
 from trainworks.host.network import Machines
-from trainworks.host.probe import package_versions, probe_host
+from trainworks.host.probe import command_host, package_versions, probe_host
 from trainworks.measure.model_config import check_support_early
 from trainworks.measure.planning import AS_USUAL, Planning
 from trainworks.measure.ranks_environment import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
@@ -117,6 +117,8 @@ def probe(
     if host is None and run_file.cluster.engine != "local":
         return ProbedRun(anchored, requested_host(run_file), is_planned_later=True, environment=environment)
     interpreter = ranks_interpreter(environment if run_file.workload else None)
+    if host is None and run_file.workload is None:
+        host = command_host(runs, has_environment=run_file.environment is not None)
     host = interpreter.seen_by(host or probe_host(runs))
     return ProbedRun(anchored, host, False, environment, interpreter)
 

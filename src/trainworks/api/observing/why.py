@@ -151,6 +151,8 @@ def _notes(facts: RunFacts) -> Iterator[str]:
     processes = facts.resolved.processes
     if not facts.rows:
         yield "No step is recorded: only the start and failures can be judged"
+        if not facts.resolved.is_workload:
+            yield "Lines that have a loss in another form than the known ones are named by `metrics: {pattern: ...}`"
     elif processes.world_size > 1 and np.isnan(facts.rows["slowest_rank"]).all():
         yield "The record has no times of single ranks: a slow rank shows as communication"
     if facts.plan is None:

@@ -15,6 +15,7 @@ from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.events import training
 from trainworks.record.events.job import FailureEvent
 from trainworks.record.events.log import E, Event, of_kind
+from trainworks.record.history import History
 from trainworks.record.ledger import first_start_s
 from trainworks.record.metric_columns import Floats
 from trainworks.recover.failures import is_consequence
@@ -211,6 +212,16 @@ def lost_to_restarts(facts: RunFacts) -> LostTime | None:
     )
 
 
+def _began_anew(history: History) -> bool:
+    """Whether an attempt of a command began at the first step again, or before it."""
+    firsts = [
+        launch.steps["step"][launch.steps["attempt"] == number].min()
+        for launch in history.launches
+        for number in np.unique(launch.steps["attempt"])
+    ]
+    return bool(firsts) and min(firsts[1:], default=math.inf) <= firsts[0]
+
+
 def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
     """Time of steps whose work was thrown away."""
     lost_s, repeated = facts.ledger.lost_s, int(facts.history.lost.num_steps.sum())
@@ -220,8 +231,15 @@ def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
     undone = f"{repeated:,} steps were undone by restarts or rollbacks"
     saved = facts.history.of_kind(training.CheckpointEvent)
     if facts.plan is None and not saved:
+        evidence, setting = [undone], None
         remedy = "Let the program save its state more often: a restart repeats the steps since then."
-        return LostTime(name="lost_steps", title=title, lost_s=lost_s, evidence=(undone,), remedy=remedy)
+        if _began_anew(facts.history):
+            evidence.append("a restart began at the first step again: the program loaded nothing that it had saved")
+            remedy = "Let the program save its state, and load it on a restart, by its argument for that if it has one."
+            setting = "run: python train.py $(test -f last.pt && echo --resume last.pt)"
+        return LostTime(
+            name="lost_steps", title=title, lost_s=lost_s, evidence=tuple(evidence), remedy=remedy, setting=setting
+        )
     mttf_s, source = _time_to_failure(facts)
     stall_s = facts.ledger.checkpoint_s / len(saved) if saved else 0.0
     best_s = optimal_interval_s(stall_s=max(stall_s, 1e-3), mttf_s=mttf_s)

@@ -290,6 +290,7 @@ def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
     """What the record says of the steps, of a workload and of a command."""
     finite = steps.where(np.isfinite(steps["loss"]))
     steady = steps.training_s[warmup_steps(len(steps)) :]
+    steady = steady[steady > 0]  # the first step that a command says has no time
     sources = history.of_kind(training.MetricsSourceEvent)
     known, done = known_steps(resolved, history.events), int(steps["step"][-1]) if len(steps) else 0
     return Training(
