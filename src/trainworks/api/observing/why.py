@@ -155,18 +155,23 @@ def _notes(facts: RunFacts) -> Iterator[str]:
             yield "Lines that have a loss in another form than the known ones are named by `metrics: {pattern: ...}`"
     elif processes.world_size > 1 and np.isnan(facts.rows["slowest_rank"]).all():
         yield "The record has no times of single ranks: a slow rank shows as communication"
-    if facts.plan is None:
-        yield "The run has no plan: compute is not held against a prediction"
-    elif facts.prices is None:
-        yield "The ranks were not calibrated: other layouts are not priced"
-    if facts.plan is not None and facts.anchor is not None:
-        text = compare_anchor(facts.plan, facts.anchor, facts.history.effective).text
-        yield f"{text[:1].upper()}{text[1:]}"
-    if facts.plan is not None and (facts.others_share or 0.0) > facts.resolved.planned_others_share:
-        share = f"{facts.others_share:.0%} of the cores of a node"
-        yield f"Other programs used {share}, more than the plan allows for: all times include waits for them"
+    yield from _notes_on_plan(facts)
     if processes.nodes > 1 and processes.backend == "nccl" and facts.nccl.network is None:
         yield "The logs do not say which network NCCL uses: set NCCL_DEBUG=INFO in `envs`"
+
+
+def _notes_on_plan(facts: RunFacts) -> Iterator[str]:
+    if facts.plan is None:
+        yield "The run has no plan: compute is not held against a prediction"
+        return
+    if facts.prices is None:
+        yield "The ranks were not calibrated: other layouts are not priced"
+    if facts.anchor is not None:
+        text = compare_anchor(facts.plan, facts.anchor, facts.history.effective).text
+        yield f"{text[:1].upper()}{text[1:]}"
+    if (facts.others_share or 0.0) > facts.resolved.planned_others_share:
+        share = f"{facts.others_share:.0%} of the cores of a node"
+        yield f"Other programs used {share}, more than the plan allows for: all times include waits for them"
 
 
 _POLL_S = 0.1

@@ -186,17 +186,13 @@ class CausalTransformer(nn.Module):
             parallelize_module(block, mesh, {name: _STYLES[style]() for name, style in plan.items()})
             if not self.model.config.base_model_tp_plan:  # a family that was not written for it may add in place
                 for name in plan:
-                    block.get_submodule(name).register_forward_hook(_copied)
+                    block.get_submodule(name).register_forward_hook(lambda module, inputs, output: output.clone())
 
 
 def _absent(*args: Tensor, **kwargs: Any) -> Tensor:
     """Stands where another stage has an embedding or a norm; what it gives is not used, it has to fit alone."""
     x = args[0]
     return x if x.ndim == 3 else torch.zeros((), device=x.device)  # [B, T, D]
-
-
-def _copied(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    return output.clone()
 
 
 def _mean_cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
