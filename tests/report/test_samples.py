@@ -23,6 +23,7 @@ from trainworks.report.live import LineView
 from trainworks.report.local_plan import LAYOUTS
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import render_text
+from trainworks.report.run_report import brief
 from trainworks.report.runs.run_progress import RunFollower
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,7 @@ Shape = tuple[str, ...]
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> list[Shape]:
-    """All lines that `trainworks run` of the example prints: plan, progress and report."""
+    """All lines that `trainworks run` of the example prints, plan, progress and end, and those of `report`."""
     run_file, _ = load_tasks(EXAMPLE)[0]
     assert run_file.workload is not None
     workload = run_file.workload.model_copy(update={"precision": "bf16"})
@@ -63,8 +64,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> list[Shape]:
     run.event("sample", step=300, prompt="def __init__(self", text=", name):").finish()
     written = console.file.getvalue()  # type: ignore[attr-defined]
     planned = render_text(build_document(run.run_dir.read_resolved()).without(LAYOUTS), width=400)
-    report = render_text(build_document(run.report()), width=400)
-    return list(shapes([*planned.splitlines(), *written.splitlines(), *report.splitlines()]))
+    report = run.report()
+    end = render_text(brief(report, "runs/stdlib-lm-1", "trainworks report stdlib-lm-1"), width=400)
+    texts = [planned, written, end, render_text(build_document(report), width=400)]
+    return list(shapes([line for text in texts for line in text.splitlines()]))
 
 
 def shapes(lines: Sequence[str]) -> Iterator[Shape]:
@@ -90,8 +93,8 @@ def samples() -> Iterator[tuple[str, list[str]]]:
     answer = re.search(r"^\$ trainworks run examples/stdlib-lm.yaml.*?\n(.*?)^\$ ", README, re.DOTALL | re.MULTILINE)
     assert answer is not None
     yield "README", answer[1].splitlines()
-    blocks = re.findall(r"```text\n(.*?)```", GUIDE.partition("## Run it again")[0], re.DOTALL)
-    for name, block in zip(("plan", "progress", "report"), blocks, strict=True):
+    blocks = re.findall(r"```text\n(.*?)```", GUIDE.partition("## Change a value")[0], re.DOTALL)
+    for name, block in zip(("plan", "progress", "end", "report"), blocks, strict=True):
         yield name, block.splitlines()
 
 

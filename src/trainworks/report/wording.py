@@ -41,7 +41,6 @@ def comparison_rows(comparison: Comparison) -> list[tuple[Difference, bool]]:
         (comparison.tokens_per_s, False),
         (comparison.mfu, False),
         (comparison.memory, False),
-        *((term, True) for term in comparison.memory_terms if term.planned),
         (comparison.run_time, False),
         *((each, False) for each in (comparison.energy, comparison.cost) if each.planned or each.measured),
         (comparison.failures, False),
