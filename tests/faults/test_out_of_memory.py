@@ -34,7 +34,7 @@ def test_a_rank_whose_address_space_ends_is_explained_with_remedies(program, wri
     failure = last_failure(program)
     assert (code, failure["cause"], failure["rank"]) == (1, "oom", 1)
     assert failure["memory"]["limited_by"] == "address space" and failure["memory"]["requested_bytes"] > 0
-    assert re.search(r"rank 1 held .* in its first forward and backward and asked for .* more", stderr)
+    assert re.search(r"rank 1 held .* in its first step and asked for .* more", stderr)
     assert re.search(r"the address space had .* left; .* planned: there was less memory than the plan", stderr)
     assert re.search(r"hint: .*\n +.*instead of .*: saves .*\n( .*\n)? +layout: \{.*micro_batch: ", stderr)
     assert "Rank 1 failed: oom." in stdout

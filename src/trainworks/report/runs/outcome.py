@@ -165,7 +165,7 @@ def finding(failure: OutOfMemory) -> str:
 
 
 def _event(failure: OutOfMemory) -> str:
-    during = f"in {failure.phase} of step {failure.step}" if failure.step else f"in its first {failure.phase}"
+    during = f"in {failure.phase} of step {failure.step}" if failure.step else f"in its {failure.phase}"
     held, what = format_bytes(failure.held_bytes), f"the {failure.limited_by}"
     if failure.requested_bytes is None:
         return f"rank {failure.rank} held up to {held} {during}, and {what} was full"
