@@ -92,7 +92,8 @@ class Supervisor:
         does the SIGTERM with which a cluster leaves a node that its cloud takes back.
         """
         if number == signal.SIGHUP and not self._stop_signals:
-            gone = os.getppid() != self._parent
+            # a parent of several threads is still named while the last of them end
+            gone = os.getppid() != self._parent or process.state(self._parent) in "ZX"
             self._hung_up = "the process that started it was killed" if gone else "its terminal was closed"
         hung_up = number == signal.SIGHUP or (number == signal.SIGTERM and self._reclaimed is not None)
         self._stop_signals = max(self._stop_signals, 1) if hung_up else self._stop_signals + 1
