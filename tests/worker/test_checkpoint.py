@@ -31,10 +31,8 @@ def checkpointer(tmp_path):
     dist.destroy_process_group()
 
 
-def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpointer):
-    """Otherwise a run killed in between resumes after steps that no row tells of."""
-    module = nn.Linear(2, 2)
-    optimizer = StepOptimizer(
+def optimizer_of(module):
+    return StepOptimizer(
         [module],
         Mesh(ONE_PROCESS, "cpu"),
         Optimizer(),
@@ -43,6 +41,12 @@ def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpoi
         device=torch.device("cpu"),
         guard=Guard(),
     )
+
+
+def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpointer):
+    """Otherwise a run killed in between resumes after steps that no row tells of."""
+    module = nn.Linear(2, 2)
+    optimizer = optimizer_of(module)
     run_dir = checkpointer.run_dir
 
     checkpointer.save(4, [module], optimizer, samples_consumed=4)
@@ -58,15 +62,7 @@ def test_a_checkpoint_is_complete_only_after_the_record_holds_its_steps(checkpoi
 
 def test_the_copy_from_a_gpu_begins_when_its_small_values_are_complete(checkpointer, monkeypatch):
     module, order = nn.Linear(2, 2), []
-    optimizer = StepOptimizer(
-        [module],
-        Mesh(ONE_PROCESS, "cpu"),
-        Optimizer(),
-        num_steps=8,
-        precision="fp32",
-        device=torch.device("cpu"),
-        guard=Guard(),
-    )
+    optimizer = optimizer_of(module)
     copy, stage = checkpointer_module.unchanging, checkpointer._stager.stage
     with monkeypatch.context() as patched:
         stream = SimpleNamespace(synchronize=lambda: order.append("wait"))

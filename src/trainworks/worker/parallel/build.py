@@ -258,7 +258,11 @@ def distribute_decoder(
     in which weights are kept that do not train. Both are None to train the weights, which `first_weights` fills.
     """
     mesh = setup.mesh
-    stages = _stages_of_rank(mesh.layout, mesh.pp_rank, config)
+    of_rank = stages_of_rank(mesh.layout, mesh.pp_rank, config.layers)
+    with torch.device("meta"):
+        stages = {
+            index: Decoder(config, layers, first=first, last=last) for index, (layers, first, last) in of_rank.items()
+        }
     parts = list(stages.values())
     for part in parts:
         cut = functools.partial(_cut, part, mesh, positions)
@@ -305,15 +309,6 @@ def stages_of_rank(layout: ResolvedLayout, pp_rank: int, num_layers: int) -> dic
     stages = stage_layers(layout, num_layers)
     last = len(stages) - 1
     return {index: (stages[index], index == 0, index == last) for index in range(pp_rank, len(stages), layout.pp)}
-
-
-def _stages_of_rank(layout: ResolvedLayout, pp_rank: int, config: DecoderConfig) -> dict[int, Decoder]:
-    """The stages that a pipeline rank has, by their index, without storage."""
-    with torch.device("meta"):
-        return {
-            index: Decoder(config, layers, first=first, last=last)
-            for index, (layers, first, last) in stages_of_rank(layout, pp_rank, config.layers).items()
-        }
 
 
 def distribute_module(model: nn.Module, blocks: Sequence[nn.Module], setup: Setup) -> Parallel:
