@@ -64,6 +64,20 @@ def test_a_measured_machine_is_remembered(measured: tuple[Calibration, Path]) ->
 
 
 @needs_torch
+@pytest.mark.parametrize(("others", "load", "times"), [(0.5, 0.1, 1), (0.5, 3.0, 0), (0.05, 0.0, 0)])
+def test_what_was_measured_beside_other_programs_is_measured_anew_when_they_have_ended(
+    others: float, load: float, times: int, measured: tuple[Calibration, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calibration, cache, announced = *measured, list[str]()
+    (known,) = cache.glob("*.json")
+    known.write_text(calibration.model_copy(update={"others_share": others}).model_dump_json())
+    monkeypatch.setattr("os.getloadavg", lambda: (load * 2, 0.0, 0.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    calibrate(REQUEST, HOST, cache, environment={}, announce=announced.append)
+    assert len(announced) == times
+
+
+@needs_torch
 def test_a_failed_measurement_ends_with_its_reason(tmp_path: Path) -> None:
     request, announced = REQUEST.model_copy(update={"precision": "fp7"}), list[str]()
     with pytest.raises(EnvironmentProblem, match=r"the calibration of this machine failed: .+"):

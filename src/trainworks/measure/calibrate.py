@@ -21,21 +21,29 @@ from trainworks.host.other_load import OtherLoad
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.environment import HostFacts
 from trainworks.record.trial import Trial, TrialRequest
+from trainworks.record.usage import QUIET_SHARE
 
 _Answer = TypeVar("_Answer", bound=Spec)
 
 
-def remembered(path: Path, kind: type[_Answer], measure: Callable[[], _Answer], *, again: bool) -> _Answer:
-    """The answer in a file, or a new one, which is written there; a file that cannot be read counts as none.
+def remembered(
+    path: Path,
+    kind: type[_Answer],
+    measure: Callable[[], _Answer],
+    *,
+    again: bool,
+    holds: Callable[[_Answer], bool] = lambda answer: True,
+) -> _Answer:
+    """The answer in a file, or a new one, which is written there.
 
-    While another process measures the same, this one waits for its answer: two at once would slow each other down, and
+    A file that cannot be read counts as none, and so does an answer that no longer `holds`. While another process measures the same, this one waits for its answer: two at once would slow each other down, and
     plan by different answers.
     """
-    if not again and (known := _known(path, kind)) is not None:
+    if not again and (known := _known(path, kind)) is not None and holds(known):
         return known
     path.parent.mkdir(parents=True, exist_ok=True)
     with held_lock(path.with_suffix(".lock")):
-        if not again and (known := _known(path, kind)) is not None:
+        if not again and (known := _known(path, kind)) is not None and holds(known):
             return known
         answer = measure()
         write_atomic(path, answer.model_dump_json(indent=2) + "\n")
@@ -70,6 +78,8 @@ def calibrate(
 ) -> Calibration:
     """Measured rates of this machine, or several, in the shapes of `request`.
 
+    Rates that were measured beside other programs are measured anew once those have ended.
+
     Args:
         request: what to measure.
         host: this machine; another one, or another torch, is measured anew.
@@ -103,7 +113,18 @@ def calibrate(
 
     accelerators = [accelerator.name for accelerator in host.accelerators]
     facts = [_METHOD, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
-    return remembered(cache / f"{_digest(facts)}.json", Calibration, measure, again=again)
+    return remembered(
+        cache / f"{_digest(facts)}.json", Calibration, measure, again=again, holds=_is_of_a_machine_as_busy_as_now
+    )
+
+
+def _is_of_a_machine_as_busy_as_now(calibration: Calibration) -> bool:
+    """Whether rates that other programs disturbed still say how fast this machine is.
+
+    They do while the load average of the last minute is at least half of what the others used.
+    """
+    share = calibration.others_share or 0.0
+    return share <= QUIET_SHARE or os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
 
 
 def _run_on_all(machines: Machines, nodes: int, request: str, env: dict[str, str]) -> process.Output:
