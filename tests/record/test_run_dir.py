@@ -108,6 +108,14 @@ def test_a_run_is_found_by_its_id_or_its_path(run_dir: RunDir) -> None:
     assert find_run(root, "demo-1").path == find_run(root, str(run_dir.path)).path == run_dir.path
 
 
+def test_a_name_finds_its_last_run_and_a_number_none(tmp_path: Path) -> None:
+    for name in [*["demo"] * 10, "demo-2", "7"]:
+        create_run_dir(tmp_path, name)
+    assert [find_run(tmp_path, name).run_id for name in ("demo", "demo-2")] == ["demo-10", "demo-2"]
+    with pytest.raises(UnknownRunError):
+        find_run(tmp_path, "7")  # the number of a job
+
+
 def test_the_newest_run_is_found_without_a_name(tmp_path: Path) -> None:
     for at, name in enumerate(("b", "a")):
         create_run_dir(tmp_path, name).write_resolved(resolved_command(created_at=LAUNCH_AT + at))

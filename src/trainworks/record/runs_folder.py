@@ -16,8 +16,7 @@ def create_run_dir(root: Path, name: str) -> RunDir:
     Only this user can write the folder, under any umask, because a dispatcher executes its contents.
     """
     root.mkdir(parents=True, exist_ok=True)
-    found = (re.fullmatch(re.escape(name) + r"-(\d+)", run.path.name) for run in list_runs(root))
-    number = max([int(match[1]) for match in found if match], default=0) + 1
+    number = max(_by_number(root, name), default=0) + 1
     while True:
         path = root / f"{name}-{number}"
         try:
@@ -29,6 +28,12 @@ def create_run_dir(root: Path, name: str) -> RunDir:
         run_dir.logs.mkdir(mode=0o755)
         run_dir.checkpoints.mkdir(mode=0o755)
         return run_dir
+
+
+def _by_number(root: Path, name: str) -> dict[int, RunDir]:
+    """The runs `root/name-N`, by N."""
+    found = ((re.fullmatch(re.escape(name) + r"-(\d+)", run.path.name), run) for run in run_dirs(root))
+    return {int(match[1]): run for match, run in found if match}
 
 
 def list_runs(root: Path) -> list[RunDir]:
@@ -52,7 +57,7 @@ def _created_at(run_dir: RunDir) -> float:
 
 
 def find_run(root: Path, wanted: str | None) -> RunDir:
-    """Find a run.
+    """The run of an id or a path, or the last one of a name; the newest of all when None.
 
     Raises:
         UnknownRunError: it does not exist; the hint names known runs.
@@ -65,5 +70,7 @@ def find_run(root: Path, wanted: str | None) -> RunDir:
     for candidate in (RunDir(root / wanted), RunDir(Path(wanted))):
         if candidate.logs.is_dir():
             return candidate
+    if not wanted.isdecimal() and (named := _by_number(root, wanted)):  # a number is that of a job
+        return named[max(named)]
     known = ", ".join(run.run_id for run in runs[-5:]) or "none"
     raise UnknownRunError(f"no run `{wanted}` in `{root}`", hint=f"known runs: {known}")

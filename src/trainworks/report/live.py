@@ -131,8 +131,9 @@ def _figures(
         **({"throughput": f"{format_count(rate)} {unit}/s"} if (rate := snapshot.tokens_per_s) is not None else {}),
         **({"step time": f"{format_duration(snapshot.step_s or 0)} = {' + '.join(parts)}"} if parts else {}),
         **({"memory": format_bytes(peak)} if (peak := snapshot.memory_peak_bytes) is not None else {}),
-        "checkpoint": _checkpoint_age(snapshot, now),
     }
+    if parts or snapshot.checkpoint_at is not None:  # a script saves where only it knows
+        figures["checkpoint"] = _checkpoint_age(snapshot, now)
     if snapshot.evaluation is not None:
         at_step, found = snapshot.evaluation
         accuracy = f", accuracy {found['accuracy']:.2%}" if "accuracy" in found else ""

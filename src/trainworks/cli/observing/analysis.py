@@ -66,7 +66,7 @@ def why_command(
 
 
 def compare_command(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="Run id or folder.")],
+    first: Annotated[str, typer.Argument(metavar="RUN", help="Run id, name of a run (its last one) or folder.")],
     second: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare with it.")],
     runs: RunsOption = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also write an HTML page.")] = None,

@@ -11,7 +11,7 @@ from trainworks.cli.options import RunsOption, find
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id or folder.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id, name of a run (its last one) or folder.")]
 NodeIndex = Annotated[int, typer.Option("--node", min=0, metavar="N", help="Node of the job, counted from 0.")]
 
 
