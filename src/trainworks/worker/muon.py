@@ -123,6 +123,7 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the parameters that have a gradient; ranks of the group call it together."""
         for group in self.param_groups:
+            decay = group["lr"] * group["weight_decay"]
             for batch in self._batches([each for each in group["params"] if each.grad is not None]):
                 updates = [self._update(each).to(self._device, self._dtype) for each in batch]
                 if batch[0] in self._cuts:
@@ -130,7 +131,7 @@ class Muon(torch.optim.Optimizer):
                 else:
                     updates = [orthogonalised(each) for each in updates]
                 for parameter, update in zip(batch, updates, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.mul_(1 - decay)
                     size = 0.2 * math.sqrt(max(self._shape(parameter)))
                     parameter.add_(update.to(parameter.device), alpha=-group["lr"] * size)
 
@@ -201,7 +202,7 @@ class MuonWithAdamW:
         rest = [local for name, _, local in named if not is_hidden_matrix(name, local)]
         self._both: list[torch.optim.Optimizer] = [adamw(rest, settings)]
         if hidden:
-            cuts = {local: cut for whole, local in hidden if (cut := Cut.of(whole, mesh))}
+            cuts: dict[Tensor, Cut] = {local: cut for whole, local in hidden if (cut := Cut.of(whole, mesh))}
             muon = Muon(
                 [local for _, local in hidden],
                 lr=settings.lr,
