@@ -78,6 +78,20 @@ def test_a_run_resumes_from_the_checkpoint_of_another_layout(new_run, finished, 
     assert losses(run) == pytest.approx(one_process[8:], rel=2e-4)
 
 
+def test_muon_over_shards_resumes_bit_for_bit_and_on_one_process(tmp_path, new_run, corpus, cache):
+    from tests.worker.harness import make_run
+
+    muon = {"workload__optimizer__name": "muon"}
+    whole = new_run(**LAYOUTS["shards-tensor"], **muon)
+    assert whole.train() == [0] * 4
+    for name, tolerance in (("shards-tensor", 0.0), ("one", 1e-5)):
+        run = make_run(tmp_path / name, corpus, cache, **LAYOUTS[name], **muon)
+        shutil.copytree(whole.run_dir.checkpoint(8), run.run_dir.checkpoint(8))
+        assert run.train() == [0] * run.world_size
+        assert run.rows()[0]["step"] == 9
+        assert losses(run) == pytest.approx(losses(whole)[8:], rel=tolerance, abs=0.0)
+
+
 def test_bf16_follows_fp32_closely(new_run, one_process):
     run = new_run(**ONE, workload__precision="bf16")
     run.train()

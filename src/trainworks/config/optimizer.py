@@ -16,8 +16,8 @@ class Optimizer(Spec):
     """The optimizer and its learning-rate schedule."""
 
     name: Literal["adamw", "adamw-8bit", "muon", "lion", "sgd"] = "adamw"
-    """`adamw-8bit` keeps the moments of matrices in 8 bits. `muon` updates hidden matrices, which must be whole
-    (replicas, pipelines), and AdamW the rest. `lion` needs a third to a tenth of AdamW's rate. `sgd` has a momentum of
+    """`adamw-8bit` keeps the moments of matrices in 8 bits. `muon` updates hidden matrices, which ranks that have parts
+    of them exchange, and AdamW the rest. `lion` needs a third to a tenth of AdamW's rate. `sgd` has a momentum of
     the first of `betas`."""
     lr: Annotated[float, Field(gt=0)] = 3e-4
     betas: tuple[float, float] = (0.9, 0.95)

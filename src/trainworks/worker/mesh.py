@@ -78,7 +78,8 @@ class Mesh:
 
     All ranks construct it together, with equal arguments; the world size of the layout is that of the default process
     group. A process without one has no others. The experts and the tied embedding of `model` may need groups; None,
-    and a shape without dimensions, makes those of any model. `device` is `cpu` or `cuda`.
+    and a shape without dimensions, makes those of any model. `device` is `cpu` or `cuda`. An optimizer may need
+    `whole_matrices` of weights that ranks have parts of.
     """
 
     cp_group: dist.ProcessGroup
@@ -87,10 +88,14 @@ class Mesh:
     """Ranks that share the positions of a sequence, those of sequence parallelism included."""
     embedding_group: dist.ProcessGroup
     """First and last pipeline rank, which both have a tied embedding."""
+    weights_group: dist.ProcessGroup
+    """Ranks that have parts of the same dense weights, numbered by shard and then by tp; for whole matrices alone."""
     checkpoint_group: dist.ProcessGroup
     """All ranks, over gloo, to save in the background."""
 
-    def __init__(self, layout: ResolvedLayout, device: str, model: ModelShape | None = None) -> None:
+    def __init__(
+        self, layout: ResolvedLayout, device: str, model: ModelShape | None = None, *, whole_matrices: bool = False
+    ) -> None:
         self.layout = layout
         self._device = device
         rank = dist.get_rank() if dist.is_initialized() else 0
@@ -105,6 +110,9 @@ class Mesh:
             is_tied = is_unknown or (model is not None and model.tie_embeddings)
             self._create_meshes(has_experts=has_experts)
             self._create_groups(has_experts=has_experts, is_tied=is_tied)
+            if whole_matrices and layout.dp_shard * layout.cp * layout.tp > 1:
+                shared = layout.dp_shard * layout.cp * layout.tp
+                self.weights_group = self._own_group(np.arange(layout.world_size).reshape(-1, shared))
 
     def _create_meshes(self, *, has_experts: bool) -> None:
         """Meshes of dense weights and of experts; plain replicas need none, because DDP uses the default group."""

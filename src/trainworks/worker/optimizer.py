@@ -17,8 +17,9 @@ from trainworks.config.recovery import Guard
 from trainworks.errors import LayoutError
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
+from trainworks.worker.muon import MuonWithAdamW
 from trainworks.worker.parallel.build import tied_embedding
-from trainworks.worker.update_rules import AdamW8bit, Lion, MuonWithAdamW, adamw, parameter_groups, sgd
+from trainworks.worker.update_rules import AdamW8bit, Lion, adamw, parameter_groups, sgd
 
 _MASKED = frozenset({"adamw", "lion", "sgd"})
 """Optimizers that leave out a step by a flag on the device."""
@@ -82,10 +83,11 @@ class StepOptimizer:
     ) -> None:
         self._settings = settings
         self._num_steps = num_steps
+        self._device = device
         self.parameters = [_Parameter(name, parameter) for name, parameter in named_parameters(parts)]
         self._norm = GlobalNorm([each.whole for each in self.parameters], mesh, not_counted=tied_embedding(parts))
         local = [each.local for each in self.parameters]
-        self.adamw = build(local) if build else self._build(settings)
+        self.adamw = build(local) if build else self._build(settings, mesh, precision)
         """AdamW, another one of the run file, or the optimizer of a module."""
         self._unchecked = build is not None
         self._peaks = [float(group["lr"]) / settings.lr for group in self.adamw.param_groups]
@@ -94,16 +96,15 @@ class StepOptimizer:
             bool(local) and local[0].device.type != "cpu" and build is None and settings.name in _MASKED
         )
         self.judge = StepJudge(guard, device)
-        self._device = device
         self.verdict = torch.zeros((), device=device)
         """Verdict of StepJudge on the last step."""
 
-    def _build(self, settings: Optimizer) -> torch.optim.Optimizer | MuonWithAdamW:
+    def _build(self, settings: Optimizer, mesh: Mesh, precision: str) -> torch.optim.Optimizer | MuonWithAdamW:
         local = [each.local for each in self.parameters]
         groups = parameter_groups(local, settings.weight_decay)
         if settings.name == "muon":
-            self._check_whole()
-            return MuonWithAdamW([(each.name, each.local) for each in self.parameters], settings)
+            named = [(each.name, each.whole, each.local) for each in self.parameters]
+            return MuonWithAdamW(named, settings, mesh, precision=precision, device=self._device)
         if settings.name == "adamw-8bit":
             self._check_whole_rows()
             return AdamW8bit(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
@@ -122,16 +123,6 @@ class StepOptimizer:
                 f"`optimizer.name: adamw-8bit` scales rows, and this rank has a part of those of `{part}`",
                 field="tp",
                 hint="use `dp_shard` instead of `tp`, or take another optimizer",
-            )
-
-    def _check_whole(self) -> None:
-        """Refuse Muon where this rank has parts of matrices."""
-        part = next((each.name for each in self.parameters if each.is_sharded), None)
-        if part is not None:
-            raise LayoutError(
-                f"`optimizer.name: muon` orthogonalises whole matrices, and this rank has a part of `{part}`",
-                field="dp_shard",
-                hint="train it with replicas (`dp_replicate`) or pipelines, or take another optimizer",
             )
 
     @property

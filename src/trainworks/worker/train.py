@@ -203,7 +203,7 @@ def _build(rank: _Rank) -> Trainer:
     resolved, plan, workload, device, state = rank.resolved, rank.plan, rank.workload, rank.device, rank.state
     timeline = Timeline(device)
     state.heartbeat.mark(Phase.GROUPS)
-    mesh = Mesh(plan.layout, device.type, plan.model)
+    mesh = Mesh(plan.layout, device.type, plan.model, whole_matrices=workload.optimizer.name == "muon")
     mesh.check_links(device, _timeout(resolved, plan))
     state.heartbeat.mark(Phase.DATASET)
     opened = open_task(

@@ -121,7 +121,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     started = time.perf_counter()
     workload, layout = request.workload, request.layout
     baseline = memory.resident_bytes() if device.type == "cpu" else torch.cuda.memory_allocated()
-    mesh = Mesh(layout, device.type, request.shape)
+    mesh = Mesh(layout, device.type, request.shape, whole_matrices=workload.optimizer.name == "muon")
     folder = Path(request.data_folder) if request.data_folder else None
     opened = open_task(workload, mesh, data_folder=folder, shape=request.shape)
     timeline = Timeline(device)

@@ -1,4 +1,4 @@
-"""Update rules that torch does not have, or not as one optimizer: Lion, Muon beside AdamW, AdamW in 8 bits."""
+"""Update rules that torch does not have, Lion and AdamW in 8 bits, and those of torch with the run file's settings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from torch.nn.functional import pad
 
 from trainworks.config.optimizer import Optimizer
 
-_TABLES = ("embed", "lm_head", "wte", "wpe", "classifier", "decoder.weight")
-"""Parts of the names of embeddings and output matrices, whose rows are tokens, positions or classes."""
 BLOCK = 256
 
 
@@ -85,49 +83,6 @@ def sgd(groups: Sequence[dict[str, Any]], settings: Optimizer) -> torch.optim.Op
             for each in group["params"]:
                 found.state[each]["momentum_buffer"] = torch.zeros_like(each)
     return found
-
-
-def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Whether Muon updates this parameter: a matrix between hidden states. Source: Jordan et al. 2024, "Muon"."""
-    return parameter.ndim == 2 and not any(part in name for part in _TABLES)
-
-
-class MuonWithAdamW:
-    """Muon for the hidden matrices of a model, AdamW for the rest, as one optimizer to its caller.
-
-    torch's Muon orthogonalises the momentum of each matrix, which must be whole. Its update is scaled to the size of
-    AdamW's (`match_rms_adamw`; Liu et al. 2025, "Muon is Scalable for LLM Training"), so that one learning rate and one
-    weight decay serve both; `betas` and `eps` are those of AdamW.
-    """
-
-    def __init__(self, named: Sequence[tuple[str, nn.Parameter]], settings: Optimizer) -> None:
-        matrices = [parameter for name, parameter in named if is_hidden_matrix(name, parameter)]
-        rest = [parameter for name, parameter in named if not is_hidden_matrix(name, parameter)]
-        self._both: list[torch.optim.Optimizer] = [adamw(rest, settings)]
-        if matrices:
-            decay = settings.weight_decay
-            muon = torch.optim.Muon(matrices, lr=settings.lr, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-            self._both.insert(0, muon)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of both."""
-        return [group for each in self._both for group in each.param_groups]
-
-    @property
-    def state(self) -> Mapping[Tensor, Mapping[str, Any]]:
-        """The state of both, by parameter."""
-        return {key: value for each in self._both for key, value in each.state.items()}
-
-    def step(self) -> None:
-        """Update all parameters that have a gradient."""
-        for each in self._both:
-            each.step()
-
-    def zero_grad(self, *, set_to_none: bool = True) -> None:
-        """Forget the gradients."""
-        for each in self._both:
-            each.zero_grad(set_to_none=set_to_none)
 
 
 @cache

@@ -65,6 +65,21 @@ def test_more_shards_never_increase_the_states(model: ModelShape, dp_shard: int,
     assert states(many) <= states(few)
 
 
+def test_the_update_of_muon_needs_room_for_a_whole_matrix() -> None:
+    job = workload(model={"layers": 1, "hidden": 2048, "heads": 8}, data={"source": "text", "sequence_length": 8})
+    model = shape(8, sequence_length=8, layers=1, hidden=2048, heads=8)
+    processes = Processes(nodes=1, processes_per_node=8, threads_per_process=1, device="cpu")
+    layouts = layouts_of([cut(tp=8)])
+    found = {}
+    for name in ("muon", "lion"):
+        wanted = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"name": name})})
+        found[name] = run_job(wanted, model, processes).memories(layouts).terms()
+    m, n = model.hidden, model.feed_forward
+    moving = [terms.activations_bytes + terms.logits_bytes + terms.working_bytes for terms in found.values()]
+    assert moving[0] == pytest.approx(2 * (5 * m * n + 2 * m * m), rel=1e-6)
+    assert moving[0] > moving[1]
+
+
 @given(SHAPES, st.integers(1, 64), PRECISIONS)
 def test_activations_are_linear_in_the_micro_batch(model: ModelShape, factor: int, precision: str) -> None:
     one, many = (memory(model, micro_batch=size, precision=precision) for size in (1, factor))

@@ -36,6 +36,24 @@ def of_layout(accumulate: int = 4, measured: dict[str, float] | None = None, **w
     return predicted(resolved, **measured or {})
 
 
+def muon_s(dp_shard: int = 1, **measured: float) -> float:
+    """What Muon takes beside AdamW per step."""
+    job, by = workload(), calibration(**measured)
+    ranks = layout(dp_shard)
+    muon = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"name": "muon"})})
+    both = (pricing(each, shape(), processes(1, dp_shard), by)(ranks).step_time.optimizer_s for each in (muon, job))
+    return next(both) - next(both)
+
+
+def test_muon_computes_each_matrix_once_per_group_that_shares_it_and_moves_it_twice() -> None:
+    free = {"all_reduce_latency_s": 0.0, "all_reduce_bytes_per_s": 1e30, "memory_bytes_per_s": 1e30}
+    alone = muon_s(**free)
+    assert alone > 0
+    assert muon_s(2, **free) == pytest.approx(alone / 2, rel=0.1)  # a last one may be without a partner
+    assert muon_s(2) > muon_s(2, **free)
+    assert muon_s(1) == pytest.approx(muon_s(1, all_reduce_latency_s=1.0))
+
+
 def test_one_rank_does_not_communicate() -> None:
     assert step(all_reduce_latency_s=1.0).communication_s == 0
 

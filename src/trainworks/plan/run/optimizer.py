@@ -1,9 +1,14 @@
-"""What an optimizer costs beside AdamW: bytes of its state, and the matrix products of Muon."""
+"""What an optimizer costs beside AdamW: bytes of its state, and the products, exchanges and memory of Muon."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from trainworks.config.optimizer import Optimizer
-from trainworks.plan.parameters import embedding_parameters, head_matmul_parameters
+from trainworks.plan.collectives import collective_s
+from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.parameters import embedding_parameters, head_matmul_parameters, stage_blocks
+from trainworks.plan.rates import Rates
 from trainworks.record.model_shape import ModelShape
 
 _BLOCK = 256
@@ -40,19 +45,53 @@ def update_factor(optimizer: Optimizer, device: str) -> float:
     return 25.0 if device == "cpu" else 5.0
 
 
-def orthogonalisation_flops(optimizer: Optimizer, shape: ModelShape) -> float:
-    """FLOPs of one update of Muon on one rank, which updates every matrix whole; 0 for other optimizers.
+def orthogonalisation_s(
+    optimizer: Optimizer, shape: ModelShape, layouts: Layouts, rates: Rates, precision: str
+) -> Array:
+    """Seconds of one update of Muon beside AdamW's, shape [n]; 0 for other optimizers.
 
-        5 iterations of X X^T, A A and B X:    5 (4 m^2 n + 2 m^3)    of each matrix m x n, m <= n
+    W ranks share weights: shards, and those of tp. They take W of a stage's K matrices m x n at a time, m <= n, and
+    each rank has one of them, so that a rank computes ceil(K / W):
 
-    Source: Jordan et al., "Muon" (2024).
+        products     5 iterations of X X^T, A A and B X:    5 (4 m^2 n + 2 m^3) FLOPs, in fp32 or 16 bits
+        exchanges    two all-to-alls of e m n bytes, where e is 2 or 4; none where W is 1
+
+    Sources: Jordan et al. 2024, "Muon"; Liu et al. 2025, "Muon is Scalable for LLM Training", section 2.3.
+    """
+    if optimizer.name != "muon":
+        return np.zeros(len(layouts))
+    matrices = _hidden_matrices(shape)
+    blocks, _ = stage_blocks(shape.layers, layouts)
+    shared = np.maximum(1.0, layouts.dp_shard * layouts.cp * layouts.tp)
+    turns = np.ceil(blocks * len(matrices) / shared)
+    flops = sum(_ITERATIONS * (4 * m**2 * n + 2 * m**3) for m, n in matrices) / len(matrices)
+    size_bytes = _exchanged_bytes(precision) * sum(m * n for m, n in matrices) / len(matrices)
+    ones = np.ones(len(layouts))
+    exchanged_s = collective_s("all_to_all", size_bytes * ones, shared, ones, rates.links)
+    seconds: Array = turns * (flops / rates.wide.product_flops_per_s + 2 * exchanged_s)
+    return seconds
+
+
+def orthogonalisation_bytes(optimizer: Optimizer, shape: ModelShape, precision: str) -> float:
+    """Bytes on a rank while Muon computes its largest matrix, when activations are gone; 0 for other optimizers.
+
+    e (5 m n + 2 m^2): the update or the parts of several, what came of others, two iterates and their input, and two
+    Gram matrices.
     """
     if optimizer.name != "muon":
         return 0.0
+    return _exchanged_bytes(precision) * max(5.0 * m * n + 2.0 * m**2 for m, n in _hidden_matrices(shape))
+
+
+def _exchanged_bytes(precision: str) -> float:
+    return 4.0 if precision == "fp32" else 2.0
+
+
+def _hidden_matrices(shape: ModelShape) -> list[tuple[int, int]]:
+    """Those of a block, the smaller size first; those of experts are one tensor, which AdamW updates."""
     key = shape.kv_heads * shape.head_dim
     query, hidden, wide = shape.heads * shape.head_dim, shape.hidden, shape.feed_forward
     matrices = [(hidden, query)] * 2 + [(hidden, key)] * 2
-    if not shape.experts:  # those of experts are one tensor, which AdamW updates
+    if not shape.experts:
         matrices += [(hidden, wide)] * (3 if shape.gated_mlp else 2)
-    per_block = sum(_ITERATIONS * (4 * min(m) ** 2 * max(m) + 2 * min(m) ** 3) for m in matrices)
-    return float(shape.layers * per_block)
+    return [(min(each), max(each)) for each in matrices]

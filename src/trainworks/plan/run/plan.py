@@ -23,7 +23,7 @@ from trainworks.plan.layouts import Array
 from trainworks.plan.reliability.checkpoint_interval import checkpoint_interval
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.run.memory import checkpoint_bytes
-from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_flops
+from trainworks.plan.run.optimizer import moment_bytes
 from trainworks.plan.run.pricing import run_job
 from trainworks.plan.run.steps import num_steps, planned_evaluation, samples_left_out, steps_of_epochs
 from trainworks.plan.run.trainable import check_cut
@@ -85,16 +85,11 @@ def make_plan(
         layout = layout.model_copy(update={"bucket_mib": bucket_mib(job.num_trained, layout.dp_replicate, calibration)})
     layouts = layouts_of([layout])
     fastest = max(gemm.flops_per_s for gemm in calibration.gemms)
-    flops = 0.0 if workload.adapter else orthogonalisation_flops(workload.optimizer, shape) / layout.pp
-    step_time = job.step_times(layouts).terms()
-    step_time = step_time.model_copy(update={"optimizer_s": step_time.optimizer_s + flops / fastest})
-    parts = parts_s(job, layouts)[:, 0]
-    parts[RATES.index("products")] += flops / fastest
     saved_bytes = checkpoint_bytes(job.num_trained, moment_bytes(workload.optimizer, shape))
     return _plan(
         run_file,
         processes,
-        step_time,
+        job.step_times(layouts).terms(),
         accelerator=accelerator,
         save_s=_SAVE_FIXED_S + 2 * saved_bytes / processes.world_size / calibration.memory_bytes_per_s,
         held_out_samples=held_out_samples,
@@ -106,7 +101,7 @@ def make_plan(
         model_flops_per_token=job.flops_per_token,
         peak_flops_per_s=fastest,
         peak_source=f"fastest {workload.precision} matrix product of this model's shapes, measured on this machine",
-        expected=expected_step(parts, Belief.of(CALIBRATED_PRIOR)),
+        expected=expected_step(parts_s(job, layouts)[:, 0], Belief.of(CALIBRATED_PRIOR)),
         memory=job.memories(layouts).terms(),
         attention=job.attention.describe() if job.attention else "",
         compared=compared,

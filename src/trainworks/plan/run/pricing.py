@@ -28,7 +28,7 @@ from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories
 from trainworks.plan.run import adapters
 from trainworks.plan.run.memory import FULL_PRECISIONS, RunMemories, effective_layouts, run_memories
-from trainworks.plan.run.optimizer import moment_bytes, update_factor
+from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_bytes, orthogonalisation_s, update_factor
 from trainworks.plan.run.trainable import trainable
 from trainworks.plan.software import Software, worker_software
 from trainworks.plan.step_time import TrainingJob
@@ -170,6 +170,11 @@ class RunJob(TrainingJob):
         if adapter is not None:
             kept = {"precision": self.precision, "device": self.device}
             memories = adapters.adapted_memories(memories, shape, held, adapter, moment_bytes=moments, **kept)
+        else:
+            update_bytes = orthogonalisation_bytes(self.workload.optimizer, shape, self.precision)
+            gone_bytes = memories.activations_bytes + memories.logits_bytes + memories.working_bytes
+            working_bytes = memories.working_bytes + np.maximum(0.0, update_bytes - gone_bytes)
+            memories = replace(memories, working_bytes=working_bytes)
         if self.workload.preference is None or adapter is not None:  # adapters need no copy
             return memories
         shards = held.tp * np.where(held.zero > 0, np.maximum(1.0, held.dp_shard * held.cp), 1.0)
@@ -187,9 +192,12 @@ class RunJob(TrainingJob):
         """
         layouts = count_in_sequences(layouts, self.workload)
         times = TrainingJob.step_times(self, layouts, coefficients)
-        times = replace(times, optimizer_s=update_factor(self.workload.optimizer, self.device) * times.optimizer_s)
-        adapter, precision = self.workload.adapter, self.precision
-        if adapter is not None:
+        optimizer, adapter, precision = self.workload.optimizer, self.workload.adapter, self.precision
+        times = replace(times, optimizer_s=update_factor(optimizer, self.device) * times.optimizer_s)
+        if adapter is None:
+            further_s = orthogonalisation_s(optimizer, self.shape, layouts, self.rates(coefficients), precision)
+            times = replace(times, optimizer_s=times.optimizer_s + further_s)
+        else:
             length = self.sequence_length
             times = adapters.adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
         if self.workload.preference is None:

@@ -117,10 +117,6 @@ def _optimizer(layouts: Layouts, workload: Workload, shape: ModelShape) -> Itera
     if workload.optimizer.name == "adamw-8bit":
         text = "`optimizer.name: adamw-8bit` scales whole rows, and {} cuts them"
         yield from _uncut(layouts, ("tp",), text, "use `dp_shard`, or another optimizer")
-    if workload.optimizer.name == "muon":
-        text = "`optimizer.name: muon` orthogonalises whole matrices, and {} cuts them"
-        hint = "use `dp_replicate` or `pp`, or another optimizer"
-        yield from _uncut(layouts, ("dp_shard", "tp", "cp"), text, hint)
 
 
 def _uncut(layouts: Layouts, axes: Sequence[str], text: str, hint: str) -> Iterator[_Rule]:
