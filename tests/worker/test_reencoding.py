@@ -1,0 +1,216 @@
+"""Images encoded anew: stored as training would have seen them, nothing is lost unnamed, a kill costs a shard."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from trainworks.cli.app import app
+from trainworks.config.data import Data, DataSource, Reencoding
+from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.worker.data import images
+from trainworks.worker.data.images import ImageFile, decode_crop, image_files, make_image_shards
+from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.reencoding import Reencoder, encode_file
+
+image_module = pytest.importorskip("PIL.Image", reason="images need trainworks[images]")
+
+FORMATS = {"webp": "WEBP", "jpeg": "JPEG"}
+SMALL = 32
+
+
+def wavy(width=96, height=64) -> np.ndarray:
+    """A smooth image, grey, of 8 bits, whose left and upper side differ from the others."""
+    x, y = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
+    return (120 * x + 60 * y + 50 * np.sin(7 * x * y)).clip(0, 255).astype(np.uint8)
+
+
+def colours() -> np.ndarray:
+    return np.stack([wavy(), 255 - wavy(), wavy() // 2], axis=-1)
+
+
+def turned(path):
+    exif = image_module.Exif()
+    exif[0x0112] = 6
+    image_module.fromarray(colours()).save(path, exif=exif, quality=95)
+
+
+KINDS = {
+    "rgb.jpg": lambda path: image_module.fromarray(colours()).save(path, quality=95),
+    "turned.jpg": turned,
+    "cmyk.jpg": lambda path: image_module.fromarray(colours()).convert("CMYK").save(path, quality=95),
+    "grey.png": lambda path: image_module.fromarray(wavy()).save(path),
+    "grey16.png": lambda path: image_module.fromarray(wavy().astype(np.uint16) * 257).save(path),
+    "palette.png": lambda path: image_module.fromarray(colours()).quantize(64).save(path),
+    "alpha.webp": lambda path: image_module.fromarray(
+        np.dstack([colours(), np.full((64, 96), 200, dtype=np.uint8)])
+    ).save(path, lossless=True),
+}
+
+
+def crop(content) -> np.ndarray:
+    return decode_crop(content, "x", SMALL, None).astype(int)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("format_", FORMATS)
+def test_training_sees_the_stored_image_as_it_saw_the_source(tmp_path, kind, format_):
+    path = tmp_path / kind
+    KINDS[kind](path)
+    stored = encode_file(ImageFile(str(path), 0, 0), Reencoding(format=format_, quality=95, size=48))
+    with image_module.open(io.BytesIO(stored)) as image:
+        assert image.format == FORMATS[format_]
+        assert image.size == ((48, 72) if kind == "turned.jpg" else (72, 48))
+    difference = np.abs(crop(stored) - crop(path.read_bytes()))
+    assert difference.mean() < 3
+    assert crop(stored).std() > 10
+
+
+def test_a_camera_that_was_turned_gives_an_upright_image_in_training(tmp_path):
+    turned(tmp_path / "turned.jpg")
+    upright = image_module.fromarray(np.rot90(colours(), -1).copy())
+    upright.save(tmp_path / "upright.png")
+    ours, theirs = (crop((tmp_path / name).read_bytes()) for name in ("turned.jpg", "upright.png"))
+    assert np.abs(ours - theirs).mean() < 3
+
+
+def test_grey_of_16_bits_is_not_white(tmp_path):
+    KINDS["grey16.png"](tmp_path / "a.png")
+    KINDS["grey.png"](tmp_path / "b.png")
+    assert np.abs(crop((tmp_path / "a.png").read_bytes()) - crop((tmp_path / "b.png").read_bytes())).max() <= 1
+
+
+def test_an_image_that_is_never_enlarged_keeps_its_size_and_a_grey_jpeg_is_grey(tmp_path):
+    KINDS["grey.png"](tmp_path / "a.png")
+    stored = encode_file(ImageFile(str(tmp_path / "a.png"), 0, 0), Reencoding(format="jpeg", size=4000))
+    with image_module.open(io.BytesIO(stored)) as image:
+        assert (image.size, image.mode) == ((96, 64), "L")
+
+
+def test_an_image_larger_than_pillow_takes_is_named(tmp_path, monkeypatch):
+    KINDS["grey.png"](tmp_path / "a.png")
+    monkeypatch.setattr(image_module, "MAX_IMAGE_PIXELS", 100)
+    with pytest.raises(EnvironmentProblem, match="cannot decode image `x`: Image size"):
+        crop((tmp_path / "a.png").read_bytes())
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Six images of each of two classes, one of them cut off, one that is none."""
+    for number in range(12):
+        path = tmp_path / "pictures" / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image_module.fromarray(np.roll(colours(), 8 * number, axis=1)).save(path)
+    cut = tmp_path / "pictures" / "a" / "00.png"
+    cut.write_bytes(cut.read_bytes()[:500])
+    (tmp_path / "pictures" / "b" / "01.png").write_bytes(b"no image")
+    return tmp_path / "pictures"
+
+
+def test_the_command_says_what_it_gained_and_names_what_is_damaged(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINWORKS_CACHE", str(tmp_path / "cache"))
+    options = ["data", "prepare", str(pictures), "--images", "--format", "webp", "--quality", "60", "--processes", "1"]
+    shown = CliRunner().invoke(app, options, catch_exceptions=False).stdout
+    made = json.loads(CliRunner().invoke(app, [*options, "--json"], catch_exceptions=False).stdout)
+    gain = made["gain"]
+    assert (made["num_items"], made["damaged"], gain["sample"]) == (10, 2, 10)
+    sizes = [file.stat().st_size for file in pictures.rglob("*.png") if file.name not in ("00.png", "01.png")]
+    assert gain["source_bytes"] == sum(sizes) > made["num_bytes"]
+    assert "encoded      webp, quality 60: " in shown and "dB, of a sample of 10" in shown
+    assert f"`data.sample_size: {made['num_bytes'] // 10}`" in shown
+    assert "left out     2 images that cannot be decoded" in shown
+    lines = (tmp_path / "cache" / "data").glob("image-shards-*/damaged.jsonl")
+    damaged = [json.loads(line) for line in next(lines).read_text().splitlines()]
+    assert [each["image"].rpartition("/")[2] for each in damaged] == ["00.png", "01.png"]
+    assert "0x" not in damaged[1]["problem"]
+    folder, _ = prepare(Data(source=made["folder"], image_size=SMALL), tmp_path / "cache")
+    batch = open_dataset(folder, Data(source=made["folder"], image_size=SMALL)).gather(np.arange(10), np.arange(10))
+    assert batch["labels"].tolist() == [0] * 5 + [1] * 5
+
+
+def encoder(source, **how):
+    files = image_files(source)[1]
+    return closing(Reencoder(files, Reencoding(**({"format": "webp"} | how)), image_size=SMALL, processes=1))
+
+
+def test_a_lower_quality_takes_fewer_bytes_and_loses_more(pictures):
+    source = DataSource(source=str(pictures))
+    with encoder(source, quality=95) as fine, encoder(source, quality=5) as coarse:
+        assert coarse.share < fine.share < 1
+        assert 10 < coarse.gain.psnr_db < fine.gain.psnr_db < 80
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trainworks.config.data import DataSource, Reencoding
+from trainworks.worker.data import images
+from trainworks.worker.data.reencoding import encode_file
+
+class Encoder:
+    share = 1.0
+    shards = 0
+    def encoded(self, files):
+        self.shards += 1
+        for file in files:
+            yield encode_file(file, Reencoding(format="webp"))
+        if self.shards == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+images._SHARD_BYTES = int(sys.argv[3])
+images.make_image_shards(DataSource(source=sys.argv[1]), Path(sys.argv[2]), lambda done, total: None, Encoder())
+"""
+
+
+def test_a_killed_preparation_goes_on_with_the_next_shard_and_gives_the_same_bytes(pictures, tmp_path, monkeypatch):
+    source, seen = DataSource(source=str(pictures)), []
+    total = sum(file.num_bytes for file in image_files(source)[1])
+    program = [sys.executable, "-c", KILLED, str(pictures), str(tmp_path / "shards"), str(total // 3)]
+    assert subprocess.run(program, check=False).returncode == -signal.SIGKILL
+    assert not (tmp_path / "shards").exists()
+    with encoder(source) as real:
+        monkeypatch.setattr(images, "_SHARD_BYTES", real.share * total / 3)
+        whole = make_image_shards(source, tmp_path / "whole", lambda done, total: None, real)
+        encoded = real.encoded
+        monkeypatch.setattr(real, "encoded", lambda files: seen.extend(files) or encoded(files))
+        card = make_image_shards(source, tmp_path / "shards", lambda done, total: None, real)
+    assert (card.shards, card.damaged, card.gain.source_bytes) == (whole.shards, 2, whole.gain.source_bytes)
+    assert len(card.shards) == 3 and len(seen) == 8
+    assert (tmp_path / "shards" / "damaged.jsonl").read_bytes() == (tmp_path / "whole" / "damaged.jsonl").read_bytes()
+
+
+def test_a_file_that_goes_away_ends_the_preparation_and_is_not_left_out(pictures):
+    source = DataSource(source=str(pictures))
+    files = image_files(source)[1]
+    with encoder(source) as real:
+        (pictures / "a" / "02.png").unlink()
+        with pytest.raises(EnvironmentProblem, match=r"cannot read image `.*02.png`"):
+            list(real.encoded(files))
+
+
+def test_images_of_which_none_can_be_decoded_are_refused(tmp_path):
+    (tmp_path / "p" / "a").mkdir(parents=True)
+    (tmp_path / "p" / "a" / "a.png").write_bytes(b"no image")
+    with pytest.raises(UsageError, match="none of the 1 images"), encoder(DataSource(source=str(tmp_path / "p"))):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "webp"], "only images are encoded anew"),
+        (["--images", "--quality", "3"], "quality and size belong to a format"),
+    ],
+)
+def test_options_that_belong_together_are_asked_for(pictures, options, message):
+    result = CliRunner().invoke(app, ["data", "prepare", str(pictures), *options])
+    assert message in str(result.exception)
