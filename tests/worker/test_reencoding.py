@@ -20,7 +20,9 @@ from trainworks.worker.data import images
 from trainworks.worker.data.images import ImageFile, decode_crop, image_files, make_image_shards
 from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.prepare import prepare
+from trainworks.worker.data.reader import BatchReader
 from trainworks.worker.data.reencoding import Reencoder, encode_file
+from trainworks.worker.tasks.open_task import MapStyleDataset
 
 image_module = pytest.importorskip("PIL.Image", reason="images need trainworks[images]")
 
@@ -126,7 +128,7 @@ def test_the_command_says_what_it_gained_and_names_what_is_damaged(pictures, tmp
     sizes = [file.stat().st_size for file in pictures.rglob("*.png") if file.name not in ("00.png", "01.png")]
     assert gain["source_bytes"] == sum(sizes) > made["num_bytes"]
     assert "encoded      webp, quality 60: " in shown and "dB, of a sample of 10" in shown
-    assert f"`data.sample_size: {made['num_bytes'] // 10}`" in shown
+    assert "storage      1,000 images/s read " in shown
     assert "left out     2 images that cannot be decoded" in shown
     lines = (tmp_path / "cache" / "data").glob("image-shards-*/damaged.jsonl")
     damaged = [json.loads(line) for line in next(lines).read_text().splitlines()]
@@ -214,3 +216,115 @@ def test_images_of_which_none_can_be_decoded_are_refused(tmp_path):
 def test_options_that_belong_together_are_asked_for(pictures, options, message):
     result = CliRunner().invoke(app, ["data", "prepare", str(pictures), *options])
     assert message in str(result.exception)
+
+
+class Pipeline:
+    """Stand-in for a pipeline of DALI: encoded images are fed to it, and it gives one decoded batch for each feed."""
+
+    def __init__(self):
+        self._batches = iter(())
+
+    def feed_input(self, name, encoded):
+        assert name == "encoded"
+        self._batches = iter([np.stack([decode_crop(content, "x", SMALL, None) for content in encoded])])
+
+    def run(self):
+        return (next(self._batches),)
+
+
+class DecodedElsewhere:
+    """The dataset of the guide."""
+
+    fingerprint = "pictures"
+
+    def __init__(self, paths):
+        self._paths, self._pipeline = paths, Pipeline()
+
+    def __len__(self):
+        return len(self._paths)
+
+    def gather(self, indices, samples):
+        self._pipeline.feed_input("encoded", [self._paths[index].read_bytes() for index in indices])
+        (pixels,) = self._pipeline.run()
+        return {"images": pixels, "labels": np.asarray(indices)}
+
+
+def batches(dataset, *, dp, first_step=0):
+    readers = [
+        BatchReader(
+            dataset, seed=1, global_batch=4, micro_batch=2, dp_rank=rank, dp=dp, first_step=first_step, last_step=6
+        )
+        for rank in range(dp)
+    ]
+    steps = [[reader.next_batch() for reader in readers] for _ in range(first_step, 6)]
+    for reader in readers:
+        reader.close()
+    return [
+        sorted((int(label), int(image.int().sum())) for batch in step for label, image in pairs(batch))
+        for step in steps
+    ]
+
+
+def pairs(batch):
+    return zip(batch["labels"].flatten(), batch["images"].flatten(0, 1), strict=True)
+
+
+def test_a_decoder_of_ones_own_keeps_the_samples_on_any_ranks_and_after_a_resume(pictures):
+    paths = sorted(path for path in pictures.rglob("*.png") if path.name not in ("00.png", "01.png"))
+    dataset = MapStyleDataset(DecodedElsewhere(paths), "module.py")
+    whole = batches(dataset, dp=1)
+    assert batches(dataset, dp=2) == whole
+    assert batches(dataset, dp=2, first_step=3) == whole[3:]
+    assert len({label for step in whole[:2] for label, _ in step}) == 8
+
+
+RUN = """
+import os, signal, sys
+import numpy as np
+from pathlib import Path
+from trainworks.config.data import Data
+from trainworks.worker.data.opening import open_dataset
+from trainworks.worker.data.store import Store
+
+folder, address, log, last = Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+files = type(Store("/").fs)
+opened = files.open
+def counted(self, path, *arguments, **options):
+    with open(log, "a") as file:
+        file.write(path.rpartition("/")[2] + "\\n")
+    return opened(self, path, *arguments, **options)
+files.open = counted
+dataset = open_dataset(folder, Data(source=address, image_size=16, shuffle_shards=1), augment=False)
+order = dataset.order(1)
+for sample in range(last):
+    samples = np.array([sample])
+    print(dataset.gather(order(samples), samples)["images"].sum(), flush=True)
+if last < len(dataset):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_two_runs_and_a_killed_one_share_what_a_cache_fetched_from_a_shared_folder(pictures, tmp_path, monkeypatch):
+    """A shared file system is named by `file://`, as a store whose shards every node copies once."""
+    monkeypatch.setenv("TRAINWORKS_CACHE", str(tmp_path / "cache"))
+    source = DataSource(source=str(pictures))
+    with encoder(source) as real:
+        total = sum(file.num_bytes for file in image_files(source)[1])
+        monkeypatch.setattr(images, "_SHARD_BYTES", real.share * total / 4)
+        card = make_image_shards(source, tmp_path / "shared", lambda done, total: None, real)
+    address = f"file://{tmp_path}/shared"
+    folder, _ = prepare(Data(source=address, image_size=16), tmp_path / "cards")
+    log = tmp_path / "opened.txt"
+
+    def start(last):
+        program = [sys.executable, "-c", RUN, str(folder), address, str(log), str(last)]
+        return subprocess.Popen(program, stdout=subprocess.PIPE, text=True)
+
+    both = [start(5), start(10)]
+    killed, whole = (run.communicate()[0].split() for run in both)
+    again = start(10).communicate()[0].split()
+    assert both[0].returncode == -signal.SIGKILL
+    assert again == whole and len(whole) == 10 and killed == whole[:5]
+    fetched = [name for name in log.read_text().split() if name.startswith("images-")]
+    assert sorted(set(fetched)) == sorted(card.shards) and len(card.shards) == 4
+    assert len(fetched) <= 2 * len(card.shards)  # once, and once more what the kill interrupted; not three times

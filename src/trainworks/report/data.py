@@ -61,8 +61,7 @@ def gain_lines(gain: Gain, result: PreparedData) -> list[str]:
         f"{stored_bytes / source_bytes:.1%}",
         f"decoding     {before:,.0f} -> {after:,.0f} images/s of a core, cropped to {gain['image_size']}, {sample}",
         f"PSNR         {psnr}, {sample}, against the source at the same size",
-        f"storage      {_RATE:,} images/s read {format_bytes(reads[0])}/s -> {format_bytes(reads[1])}/s; plan it with "
-        f"`data.sample_size: {stored_bytes // images}`",
+        f"storage      {_RATE:,} images/s read {format_bytes(reads[0])}/s -> {format_bytes(reads[1])}/s",
     ]
     if result["damaged"]:
         lines.append(f"left out     {result['damaged']:,} images that cannot be decoded: `damaged.jsonl` names them")
