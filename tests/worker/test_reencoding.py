@@ -218,6 +218,19 @@ def test_options_that_belong_together_are_asked_for(pictures, options, message):
     assert message in str(result.exception)
 
 
+class Decoded:
+    """Stand-in for what a pipeline of DALI gives."""
+
+    def __init__(self, pixels):
+        self._pixels = pixels
+
+    def as_cpu(self):
+        return self
+
+    def as_array(self):
+        return self._pixels
+
+
 class Pipeline:
     """Stand-in for a pipeline of DALI: encoded images are fed to it, and it gives one decoded batch for each feed."""
 
@@ -229,7 +242,7 @@ class Pipeline:
         self._batches = iter([np.stack([decode_crop(content, "x", SMALL, None) for content in encoded])])
 
     def run(self):
-        return (next(self._batches),)
+        return (Decoded(next(self._batches)),)
 
 
 class DecodedElsewhere:
@@ -244,9 +257,9 @@ class DecodedElsewhere:
         return len(self._paths)
 
     def gather(self, indices, samples):
-        self._pipeline.feed_input("encoded", [self._paths[index].read_bytes() for index in indices])
+        self._pipeline.feed_input("encoded", [np.fromfile(self._paths[index], np.uint8) for index in indices])
         (pixels,) = self._pipeline.run()
-        return {"images": pixels, "labels": np.asarray(indices)}
+        return {"images": pixels.as_cpu().as_array(), "labels": np.asarray(indices)}
 
 
 def batches(dataset, *, dp, first_step=0):

@@ -10,7 +10,6 @@ import io
 import math
 import multiprocessing
 import os
-import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -22,7 +21,7 @@ import numpy as np
 
 from trainworks.config.data import Reencoding
 from trainworks.errors import EnvironmentProblem, UsageError
-from trainworks.host.process import die_with_parent
+from trainworks.host.process_end import follow_parent
 from trainworks.worker.data.card import ReencodingGain
 from trainworks.worker.data.images import ImageFile, decode_crop, naming_image, read_image, upright
 from trainworks.worker.data.store import extra
@@ -90,7 +89,7 @@ class Reencoder:
         self._pool = ProcessPoolExecutor(
             processes,
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_begin_process,
+            initializer=follow_parent,
             initargs=(os.getpid(),),
         )
 
@@ -111,11 +110,6 @@ class Reencoder:
     def close(self) -> None:
         """End the processes."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _begin_process(parent: int) -> None:
-    die_with_parent(signal.SIGKILL, parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _measured(files: Sequence[ImageFile], how: Reencoding, image_size: int) -> tuple[ReencodingGain, float]:
