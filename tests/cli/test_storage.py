@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,15 @@ from typing import Any
 import pytest
 
 from tests.cli.test_app import trainworks_program
+from trainworks.api.storage import storage
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.planning.goodput import goodput_command
 from trainworks.cli.planning.storage import storage_command
+from trainworks.config.data import Reencoding
+from trainworks.config.load import parse_run_file
 from trainworks.errors import TrainworksError
 from trainworks.plan.reliability.defaults import usual_node_mttf
+from trainworks.worker.data.card import DatasetCard, ReencodingGain, Shard
 
 TEXT = """\
 name: llama
@@ -84,6 +89,26 @@ def test_storage_reads_like_this(tmp_path: Path, capsys, golden, monkeypatch, te
     monkeypatch.setenv("COLUMNS", "110")
     run(tmp_path, text)
     golden(name, "".join(f"{line.rstrip()}\n" for line in mask(capsys.readouterr().out).splitlines()))
+
+
+def test_prepared_images_are_planned_as_they_are_stored(tmp_path: Path) -> None:
+    """Sizes, shards and decoding rate come from the card: 2,000 images of 10 kB in two files, 500 images/s per core."""
+    how = Reencoding(format="webp", size=256)
+    gain = ReencodingGain(
+        how=how, source_bytes=1, sample=9, image_size=224, source_images_per_s=1, images_per_s=500, psnr_db=40
+    )
+    shards = {name: Shard(items=1000, num_bytes=10_000_000, sha256="") for name in ("a", "b")}
+    card = DatasetCard(kind="images", source="", fingerprint="", shards=shards, gain=gain)
+    (tmp_path / "prepared").mkdir()
+    (tmp_path / "prepared" / "dataset.json").write_text(card.model_dump_json(), encoding="utf-8")
+    text = IMAGES.replace("{image_size: 224}", f"{{image_size: 224, source: {tmp_path}/prepared}}")
+    planned = storage(parse_run_file(text, name="run.yaml")[0])
+    rate = 8192 / planned.plan.best[0].step_time_s
+    assert planned.demand.dataset.value == 20_000_000
+    assert planned.demand.opens.value == pytest.approx(rate / 1000)
+    assert planned.needs.workers.value == max(8, math.ceil(rate / 4 / 500))
+    unprepared = storage(parse_run_file(IMAGES, name="run.yaml")[0])
+    assert planned.demand.read.value / unprepared.demand.read.value == pytest.approx(10_000 / 110_000)
 
 
 def test_a_figure_is_explained_down_to_its_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

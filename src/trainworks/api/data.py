@@ -8,14 +8,14 @@ from pydantic import ValidationError
 
 from trainworks.api.anchor import anchored_workload
 from trainworks.api.inputs import load_run
-from trainworks.config.data import Data, Evaluation
+from trainworks.config.data import Data, Evaluation, Reencoding
 from trainworks.config.load import invalid_value
 from trainworks.config.run_description import is_run_description
 from trainworks.errors import UsageError
 from trainworks.host.corpus import anchored_data
 from trainworks.measure.worker_tasks import prepare_data, require_packages, verify_data
 
-__all__ = ["prepare_data", "read_data", "verify_data"]
+__all__ = ["prepare_data", "read_data", "read_reencoding", "verify_data"]
 
 
 def read_data(target: str, options: Mapping[str, object], *, images: bool) -> tuple[Data, Evaluation | None]:
@@ -43,7 +43,33 @@ def read_data(target: str, options: Mapping[str, object], *, images: bool) -> tu
     try:
         data = Data.model_validate({"source": target} | dict(options) | ({"image_size": 224} if images else {}))
     except ValidationError as error:
-        detail = error.errors()[0]
-        message, hint = invalid_value(detail, detail["loc"])
-        raise UsageError(message, hint=hint) from None
+        raise _refusal(error) from None
     return anchored_data(data), None
+
+
+def read_reencoding(options: Mapping[str, object], *, images: bool) -> Reencoding | None:
+    """How images are encoded anew; None without options, where they keep their bytes.
+
+    Args:
+        options: `format`, `quality` and `size` that are set.
+        images: whether the source is a folder of images.
+
+    Raises:
+        UsageError: the options lack a format, the source is none of images, or a value is not valid.
+    """
+    if not options:
+        return None
+    if not images:
+        raise UsageError("only images are encoded anew", hint="add `--images`")
+    if "format" not in options:
+        raise UsageError("quality and size belong to a format", hint="add `--format webp` or `--format jpeg`")
+    try:
+        return Reencoding.model_validate(dict(options))
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> UsageError:
+    detail = error.errors()[0]
+    message, hint = invalid_value(detail, detail["loc"])
+    return UsageError(message, hint=hint)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from trainworks.api.inputs import Quantity, RunInput, described_run, quantity, seconds
 from trainworks.api.planning.described import plan_cluster
 from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import RunFile
 from trainworks.errors import QuantityError
+from trainworks.host.corpus import anchored_source
 from trainworks.plan.assumptions import GIVEN
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.reliability.goodput import job_interval, job_mttf
@@ -17,6 +19,7 @@ from trainworks.plan.storage.run import StoragePlan, StoredRun, storage_of
 from trainworks.plan.storage.systems import judge
 from trainworks.plan.trace import Traced, fact
 from trainworks.units import parse_bytes, parse_count, parse_share
+from trainworks.worker.data.card import CARD, read_card
 
 _LEAST_STALL = 1e-6
 """Share of the time below which no storage is fast enough."""
@@ -57,16 +60,34 @@ def storage(
     stall_share = quantity("stall", stall, _parse_stall)
     restart_s = seconds("restart", restart) or 0.0
     plan = plan_cluster(run_file, source)
+    stored = _as_prepared(StoredRun.of(plan, run_file, _interval(plan, run_file, stall_share)), run_file)
     demand, needs = storage_of(
         replace(
-            StoredRun.of(plan, run_file, _interval(plan, run_file, stall_share)),
-            dataset_bytes=None if dataset_bytes is None else int(dataset_bytes),
-            files=None if num_files is None else int(num_files),
+            stored,
+            dataset_bytes=stored.dataset_bytes if dataset_bytes is None else int(dataset_bytes),
+            files=stored.files if num_files is None else int(num_files),
             stall_share=stall_share,
             restart_s=restart_s,
         )
     )
     return StoragePlan(plan, demand, needs, judge(demand, needs))
+
+
+def _as_prepared(stored: StoredRun, run_file: RunFile) -> StoredRun:
+    """The run with the sizes, files and decoding rate of its images, if its data is one prepared folder of them."""
+    if run_file.workload is None or len(run_file.workload.data.sources) != 1:
+        return stored
+    folder = Path(anchored_source(run_file.workload.data.sources[0].source))
+    card = read_card(folder) if (folder / CARD).is_file() else None
+    if card is None or card.kind != "images" or not card.num_items:
+        return stored
+    return replace(
+        stored,
+        sample_bytes=stored.sample_bytes or card.num_bytes // card.num_items,
+        dataset_bytes=card.num_bytes,
+        files=len(card.shards),
+        images_per_core=card.gain.images_per_s if card.gain else None,
+    )
 
 
 def _interval(plan: ClusterPlan, run_file: RunFile, stall_share: float | None) -> Traced:

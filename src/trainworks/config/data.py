@@ -229,6 +229,22 @@ class Data(Spec):
         return self.cache or _CACHE_BYTES
 
 
+class Reencoding(Spec):
+    """How images are encoded anew when they are packed into shards."""
+
+    format: Literal["webp", "jpeg"]
+    """Format of the stored images."""
+    quality: Annotated[int, Field(ge=1, le=100)] = 80
+    """Quality setting of the encoder; the same number is not the same loss in both formats."""
+    size: Annotated[int, up_to("image_size", least=8)] | None = None
+    """Longest length of the shorter side in pixels; larger images shrink to it, smaller ones keep their size."""
+
+    @property
+    def title(self) -> str:
+        """The settings in one line."""
+        return f"{self.format}, quality {self.quality}" + (f", shorter side {self.size}" if self.size else "")
+
+
 Metric = Literal["loss", "accuracy"]
 
 

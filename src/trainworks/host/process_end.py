@@ -96,6 +96,12 @@ def die_with_parent(number: signal.Signals, parent_pid: int | None = None) -> No
         os.kill(os.getpid(), number)
 
 
+def follow_parent(parent: int) -> None:
+    """Start of a process of a pool: it ends with its parent, which alone hears an interruption."""
+    die_with_parent(signal.SIGKILL, parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def die_with(pid: int) -> None:
     """Kill this process when process `pid` ends, which need not be its parent."""
     when_ended(pid, partial(os.kill, os.getpid(), signal.SIGKILL))

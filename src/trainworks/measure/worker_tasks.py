@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
-from trainworks.config.data import Data, Evaluation
+from trainworks.config.data import Data, Evaluation, Reencoding
 from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.host import process
@@ -17,6 +17,18 @@ from trainworks.units import format_bytes
 
 ByteProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
+
+
+class Gain(TypedDict):
+    """What encoding images anew changed; `trainworks.worker.data.card.ReencodingGain` says what each figure is."""
+
+    how: dict[str, str | int | None]
+    source_bytes: int
+    sample: int
+    image_size: int
+    source_images_per_s: float
+    images_per_s: float
+    psnr_db: float | None
 
 
 class PreparedData(TypedDict):
@@ -38,6 +50,8 @@ class PreparedData(TypedDict):
     held_out_samples: int | None
     fingerprint: str
     tokenization: str | None
+    gain: Gain | None
+    damaged: int
     seconds: float
 
 
@@ -111,6 +125,7 @@ def prepare_data(
     to: str | None = None,
     processes: int | None = None,
     images: bool = False,
+    reencode: Reencoding | None = None,
     progress: ByteProgress,
 ) -> PreparedData:
     """Write shards with checksums; continues after an interruption.
@@ -119,13 +134,21 @@ def prepare_data(
         data: of a workload.
         evaluation: of the same workload; what it holds out is prepared apart.
         to: destination of the shards, which then hold everything: a split of them holds out whole shards.
-        processes: that tokenize; as many as there are cores when None.
+        processes: that tokenize, or encode images; as many as there are cores when None.
         images: pack a folder of images into shards; a run reads the folder itself.
+        reencode: encode these images anew; None to keep their bytes.
         progress: receives the bytes done.
     """
     check_sources(data.sources)
     shards_of_images = images or (data.image_size is not None and to is not None)
-    request = {"data": data.model_dump(mode="json"), "to": to, "processes": processes, "images": shards_of_images}
+    request: dict[str, object] = {
+        "data": data.model_dump(mode="json"),
+        "to": to,
+        "processes": processes,
+        "images": shards_of_images,
+    }
+    if reencode is not None:
+        request["reencode"] = reencode.model_dump(mode="json")
     if evaluation is not None and to is None and not shards_of_images:
         request["evaluation"] = evaluation.model_dump(mode="json")
     prepared: PreparedData = ask("prepare", request, progress)

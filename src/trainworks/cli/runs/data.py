@@ -23,7 +23,8 @@ def data_command(
         typer.Option("--to", metavar="FOLDER|ADDRESS", help="Destination of the shards, e.g. `s3://bucket/data`."),
     ] = None,
     processes: Annotated[
-        int | None, typer.Option("--processes", min=1, help="Processes that tokenize. [default: one per core]")
+        int | None,
+        typer.Option("--processes", min=1, help="Processes that tokenize or encode. [default: one per core]"),
     ] = None,
     tokenizer: Annotated[
         str | None, typer.Option("--tokenizer", help="A tokenizer.json. [default: train a tokenizer]")
@@ -38,6 +39,19 @@ def data_command(
     images: Annotated[
         bool, typer.Option("--images", help="The source is a folder of images, one folder per class.")
     ] = False,
+    image_format: Annotated[
+        Literal["webp", "jpeg"] | None,
+        typer.Option("--format", help="Encode images anew. [default: keep their bytes]", show_default=False),
+    ] = None,
+    quality: Annotated[
+        int | None, typer.Option("--quality", min=1, max=100, help="Quality of `--format`. [default: 80]")
+    ] = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            "--size", metavar="PIXELS", min=8, help="Shrink the shorter side of images to this with `--format`."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """`prepare` writes shards with checksums, and continues after an interruption; `verify` reads them back.
@@ -45,7 +59,7 @@ def data_command(
     A run prepares its data itself. Prepare it in advance if it is large, if several runs share it, or to upload it to a
     store. `verify` exits with 1 if a shard is damaged.
     """
-    from trainworks.api.data import prepare_data, read_data, verify_data
+    from trainworks.api.data import prepare_data, read_data, read_reencoding, verify_data
     from trainworks.report.data import prepared_lines, verified_lines
     from trainworks.report.rendering.progress_bar import byte_bar
 
@@ -54,9 +68,13 @@ def data_command(
         options |= {"pack": True, "sequence_length": pack}
     given = {name: value for name, value in options.items() if value is not None}
     data, evaluation = read_data(target, given, images=images)
+    encoding = {"format": image_format, "quality": quality, "size": size}
+    reencode = read_reencoding({name: value for name, value in encoding.items() if value is not None}, images=images)
     if action == "prepare":
         with byte_bar("preparing") as progress:
-            prepared = prepare_data(data, evaluation, to=to, processes=processes, images=images, progress=progress)
+            prepared = prepare_data(
+                data, evaluation, to=to, processes=processes, images=images, reencode=reencode, progress=progress
+            )
         result, lines, damaged = dict(prepared), prepared_lines(prepared, len(data.sources)), False
     else:
         with byte_bar("verifying") as progress:

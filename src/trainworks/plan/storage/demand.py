@@ -214,9 +214,13 @@ def given(name: str, value: Number, unit: str) -> Traced:
     return value if isinstance(value, Traced) else fact(name, value, unit, source=_ASKED)
 
 
+def read_rate(samples_per_s: Traced, sample_bytes: Traced) -> Traced:
+    """Bytes per second that training reads: samples per second * bytes of a sample * read overhead."""
+    return (samples_per_s * sample_bytes * assumed("read overhead")).named("dataset read", "bytes/s")
+
+
 def _reading(rate: Traced, sample: Traced, per_file: Traced, dataset: Traced) -> dict[str, Traced]:
-    read_overhead = assumed("read overhead")
-    read = (rate * sample * read_overhead).named("dataset read", "bytes/s")
+    read = read_rate(rate, sample)
     opens = (rate / per_file).named("files opened", "files/s")
     shard_size = assumed("shard size")
     packed = (rate * sample / shard_size).named("files opened when packed", "files/s")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.storage.demand import AGAIN, Demand, Number, given
-from trainworks.plan.trace import Traced, ceil, maximum
+from trainworks.plan.trace import Traced, ceil, fact, maximum
 
 _THREADS = 2
 """Virtual CPUs of a core: what clouds sell are hardware threads of x86 processors."""
@@ -50,6 +50,7 @@ def node_needs(
     batch_samples: int,
     accelerators_per_node: Number,
     images: bool,
+    images_per_core: float | None = None,
     saving_nodes: int | None = None,
 ) -> NodeNeeds:
     """Needs of a node to feed its accelerators and to stage its part of a checkpoint.
@@ -62,6 +63,7 @@ def node_needs(
         batch_samples: samples that a data worker prepares at once.
         accelerators_per_node: each has a process of its own.
         images: whether samples are decoded; tokens are loaded.
+        images_per_core: per second, as measured on these images; the catalogue's bytes per second when None.
         saving_nodes: nodes over which one replica's state is spread; by default all.
 
     Raises:
@@ -71,6 +73,9 @@ def node_needs(
     samples_per_second = given("samples per second", samples_per_s, "samples/s")
     sample_size = given("sample size", sample_bytes, "bytes")
     core_rate = assumed("image preparation" if images else "token loading")
+    if images_per_core is not None:
+        decoded = fact("images of a core", images_per_core, "images/s", source="measured by `data prepare` here")
+        core_rate = (decoded * sample_size).named("image preparation", "bytes/s", decoded=decoded)
     workers = (maximum(ranks, ceil(samples_per_second / demand.nodes * sample_size / core_rate))).named(
         "data workers", "", accelerators=ranks, core_rate=core_rate
     )

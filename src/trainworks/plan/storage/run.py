@@ -46,6 +46,8 @@ class StoredRun:
     dataset_bytes: int | None = None
     files: int | None = None
     """Files of the dataset; by default each image is a file and text is packed."""
+    images_per_core: float | None = None
+    """Images per second that one core decodes and crops, as measured when they were prepared."""
     keep: int = 3
     node_mttf: Traced
     interval: Traced
@@ -110,6 +112,7 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         batch_samples=layout.micro_batch,
         accelerators_per_node=fact("accelerators per node", cluster.accelerators_per_node, "", source=cluster.name),
         images=images is not None,
+        images_per_core=run.images_per_core,
         saving_nodes=max(1, cluster.num_nodes // layout.dp_replicate),
     )
     return demand, needs

@@ -5,6 +5,7 @@
          chat.json              of conversations, see tokenization.py
          tokens-00000.bin ...   little-endian uint16 (uint32 for vocabularies over 65,536, and for marked tokens)
          images-00000.bin ...   encoded images, see images.py
+         damaged.jsonl          source images that could not be decoded and are left out, each with its problem
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from trainworks.config.data import Reencoding
 from trainworks.config.spec import Spec
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.files import fsync_folder
 
 CARD = "dataset.json"
+DAMAGED = "damaged.jsonl"
 STYLE = "chat.json"
 TOKENIZER = "tokenizer.json"
 _READ_BYTES = 1 << 20
@@ -65,6 +68,25 @@ class ChatCounts(Spec):
     """Tokens that the loss counts."""
 
 
+class ReencodingGain(Spec):
+    """What encoding images anew changed: bytes of all of them, and speed and loss of a sample."""
+
+    how: Reencoding
+    source_bytes: int
+    """Files of the source, without the damaged ones."""
+    sample: int
+    """Images of the sample."""
+    image_size: int
+    """Pixels per side of the crops that were decoded for the rates."""
+    source_images_per_s: float
+    """Images that one core decodes and crops in a second of processor time: those of the source."""
+    images_per_s: float
+    """The same for the stored images."""
+    psnr_db: float | None
+    """10 log10(255^2 / mean squared error) over all pixels of the sample, against the source images at the stored
+    size; None if all pixels are equal."""
+
+
 class DatasetCard(Spec):
     """Contents of a folder of prepared data."""
 
@@ -94,6 +116,10 @@ class DatasetCard(Spec):
     """SHA-256 of the tokenizer alone, in cards of earlier versions."""
     classes: tuple[str, ...] = ()
     """Names of the labels 0, 1, 2 ... of images."""
+    damaged: int = 0
+    """Images of the source that could not be decoded and are left out."""
+    gain: ReencodingGain | None = None
+    """None for images that are stored as they were found."""
     parts: tuple[Part, ...] = ()
     """Sources of a mixture."""
     store: str | None = None
@@ -103,7 +129,8 @@ class DatasetCard(Spec):
     def companions(self) -> list[str]:
         """Files beside the shards and the card."""
         tokenizer = [TOKENIZER] if self.kind == "tokens" else []
-        return [*tokenizer, STYLE] if self.chats is not None else tokenizer
+        style = [STYLE] if self.chats is not None else []
+        return [*tokenizer, *style, *([DAMAGED] if self.damaged else [])]
 
     @property
     def num_items(self) -> int:

@@ -12,20 +12,24 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from trainworks.config.data import Data, DataSource, Evaluation, scheme_of
+from trainworks.config.data import Data, Evaluation, Reencoding, scheme_of
 from trainworks.errors import TrainworksError, UsageError
+from trainworks.files import held_lock
 from trainworks.host.corpus import anchored_source
 from trainworks.host.folders import cache_folder
+from trainworks.host.probe import num_cores
 from trainworks.host.process import die_with_parent
 from trainworks.worker.data.card import CARD, DatasetCard, Progress, Shard, fingerprint, read_card
 from trainworks.worker.data.images import image_files, make_image_shards, read_files
 from trainworks.worker.data.preparation import num_samples, prepare_evaluation, training_side
 from trainworks.worker.data.prepare import num_tokens, prepare
+from trainworks.worker.data.reencoding import Reencoder
 from trainworks.worker.data.shards import put, stored_data
-from trainworks.worker.data.store import Store, naming_store
+from trainworks.worker.data.store import Store, extra, naming_store
 from trainworks.worker.data.tokenization import template_origin
 
 _INTERVAL_S = 0.2
@@ -61,11 +65,13 @@ def answer(request_json: str, parent: str, work: Callable[[Mapping[str, Any]], M
 
 
 def _prepare(request: Mapping[str, Any]) -> Mapping[str, object]:
-    """`data`, and perhaps `evaluation` of its run, `processes`, `images` (shards of them) and `to` (another place)."""
+    """`data`, and perhaps `evaluation` of its run, `processes`, `images` (shards of them), `reencode` (how) and `to`
+    (another place).
+    """
     evaluation = Evaluation.model_validate(request["evaluation"]) if request.get("evaluation") else None
     data, cache, started = Data.model_validate(request["data"]), cache_folder("data"), time.monotonic()
     if request.get("images"):
-        folder, card = _image_shards(data.sources[0], cache)
+        folder, card = _image_shards(data, cache, request)
     else:
         folder, card = prepare(
             data, cache, _Printer(), processes=request.get("processes"), side=training_side(evaluation)
@@ -88,13 +94,27 @@ def _prepare(request: Mapping[str, Any]) -> Mapping[str, object]:
     }
 
 
-def _image_shards(source: DataSource, cache: Path) -> tuple[Path, DatasetCard]:
+def _image_shards(data: Data, cache: Path, request: Mapping[str, Any]) -> tuple[Path, DatasetCard]:
+    source, how = data.sources[0], request.get("reencode")
     classes, files = image_files(source)
-    key = fingerprint([source.source, classes, [(file.path, file.num_bytes) for file in files]])[:16]
-    folder = cache / f"image-shards-{key}"
-    if not (folder / CARD).exists():
-        make_image_shards(source, folder, _Printer())
-    return folder, read_card(folder)
+    facts = [source.source, classes, [(file.path, file.num_bytes) for file in files]]
+    if how is not None:
+        facts += [how, extra("PIL", "images").__version__]  # another encoder gives other bytes
+    folder = cache / f"image-shards-{fingerprint(facts)[:16]}"
+    cache.mkdir(parents=True, exist_ok=True)
+    with held_lock(folder.with_name(f"{folder.name}.lock")):
+        if (folder / CARD).exists():
+            return folder, read_card(folder)
+        if how is None:
+            return folder, make_image_shards(source, folder, _Printer())
+        encoder = Reencoder(
+            files,
+            Reencoding.model_validate(how),
+            image_size=data.image_size or 0,
+            processes=request.get("processes") or num_cores(),
+        )
+        with closing(encoder):
+            return folder, make_image_shards(source, folder, _Printer(), encoder)
 
 
 def _facts(card: DatasetCard) -> dict[str, object]:
@@ -110,6 +130,8 @@ def _facts(card: DatasetCard) -> dict[str, object]:
         "classes": len(card.classes),
         "fingerprint": card.fingerprint,
         "tokenization": card.tokenization,
+        "gain": card.gain.model_dump(mode="json") if card.gain is not None else None,
+        "damaged": card.damaged,
     }
 
 

@@ -1,7 +1,7 @@
 r"""Images of a source and their classes, in folders or shards, and batches of them, decoded by threads.
 
 A shard is, all little-endian:  magic b"TWIMG1\0\0" | n: u64 | offsets: u64[n + 1], from the start of the file |
-labels: u32[n], padded to 8 bytes | the encoded images, one after the other, unchanged (JPEG, PNG, WebP).
+labels: u32[n], padded to 8 bytes | the encoded images, one after the other (JPEG, PNG, WebP).
 """
 
 from __future__ import annotations
@@ -9,20 +9,33 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.config.data import STDLIB, DataSource
+from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.corpus import anchored_source
-from trainworks.worker.data.card import CARD, DatasetCard, Progress, Shard, fingerprint, hash_file, making, read_card
+from trainworks.worker.data.card import (
+    CARD,
+    DAMAGED,
+    DatasetCard,
+    Progress,
+    ReencodingGain,
+    Shard,
+    fingerprint,
+    hash_file,
+    making,
+    read_card,
+)
 from trainworks.worker.data.order import FullShuffle, Indices, Order, WindowShuffle
 from trainworks.worker.data.shards import Bytes, Shards, prepared_folder
 from trainworks.worker.data.split import Side, split_prepared
@@ -67,34 +80,85 @@ def prepare_images(source: DataSource, cache: Path, side: Side | None = None) ->
     return folder
 
 
-def make_image_shards(source: DataSource, folder: Path, progress: Progress) -> DatasetCard:
-    """Pack the images of folders into shards of about 64 MB, unchanged: nothing is decoded.
+class Encoder(Protocol):
+    """Encodes images anew on their way into shards."""
+
+    gain: ReencodingGain
+    share: float
+    """Bytes after encoding over bytes before."""
+
+    def encoded(self, files: Sequence[ImageFile]) -> Iterable[bytes | str]:
+        """The stored form of each image in order, or why it cannot be decoded.
+
+        Raises:
+            EnvironmentProblem: a file cannot be read.
+        """
+
+
+class _PackedShard(Spec):
+    """A finished shard, its source and what is missing in it."""
+
+    shard: Shard
+    source_bytes: int
+    damaged: tuple[tuple[str, str], ...] = ()
+    """Path and problem of each image that is left out."""
+
+
+def make_image_shards(
+    source: DataSource, folder: Path, progress: Progress, encoder: Encoder | None = None
+) -> DatasetCard:
+    """Pack the images of folders into shards of about 64 MB: by the encoder, or else unchanged and without decoding.
 
     They are dealt to the shards like cards, one by one: neighbouring files, which belong to one class, end up in
-    different shards, and every shard holds about every class.
+    different shards, and every shard holds about every class. What the encoder cannot decode is left out and named in
+    `damaged.jsonl`.
+
+    Raises:
+        UsageError: no images, or none that can be decoded.
+        EnvironmentProblem: a file cannot be read.
     """
     classes, files = image_files(source)
     total, done = sum(file.num_bytes for file in files), 0
-    num_shards = max(1, round(total / _SHARD_BYTES))
-    shards: dict[str, Shard] = {}
+    num_shards = max(1, round(total * (encoder.share if encoder else 1.0) / _SHARD_BYTES))
+    packed: dict[str, _PackedShard] = {}
     with making(folder) as work, naming_full_disk(folder):
         for number in range(num_shards):
             name, dealt = f"images-{number:05d}.bin", files[number::num_shards]
-            size = sum(file.num_bytes for file in dealt)
             known = work / f"{name}.json"  # from an earlier try; its presence marks a complete shard
-            shard = Shard.model_validate_json(known.read_bytes()) if known.exists() else None
-            if shard is None or not (work / name).is_file() or hash_file(work / name) != shard.sha256:
-                shard = _write_shard(work / name, dealt)
-                write_atomic(known, shard.model_dump_json())
-            shards[name] = shard
-            done += size
+            found = _PackedShard.model_validate_json(known.read_bytes()) if known.exists() else None
+            if found is None or not (work / name).is_file() or hash_file(work / name) != found.shard.sha256:
+                found = _write_shard(work / name, dealt, encoder)
+                write_atomic(known, found.model_dump_json())
+            packed[name] = found
+            done += sum(file.num_bytes for file in dealt)
             progress(done, total)
-        facts = fingerprint([classes, *(shard.sha256 for shard in shards.values())])
-        card = DatasetCard(kind="images", source=source.source, fingerprint=facts, shards=shards, classes=classes)
+        card = _card_of(source, classes, packed, encoder)
+        if card.damaged:
+            named = ({"image": path, "problem": why} for each in packed.values() for path, why in each.damaged)
+            write_atomic(work / DAMAGED, "".join(json.dumps(line) + "\n" for line in named))
         write_atomic(work / CARD, card.model_dump_json(indent=2) + "\n")
-        for name in shards:
+        for name in packed:
             (work / f"{name}.json").unlink(missing_ok=True)
     return card
+
+
+def _card_of(
+    source: DataSource, classes: tuple[str, ...], packed: dict[str, _PackedShard], encoder: Encoder | None
+) -> DatasetCard:
+    shards = {name: each.shard for name, each in packed.items()}
+    damaged = [pair for each in packed.values() for pair in each.damaged]
+    if not any(shard.items for shard in shards.values()):
+        raise UsageError(f"none of the {len(damaged)} images of `{source.source}` can be decoded: {damaged[0][1]}")
+    read = sum(each.source_bytes for each in packed.values())
+    return DatasetCard(
+        kind="images",
+        source=source.source,
+        fingerprint=fingerprint([classes, *(shard.sha256 for shard in shards.values())]),
+        shards=shards,
+        classes=classes,
+        damaged=len(damaged),
+        gain=encoder.gain.model_copy(update={"source_bytes": read}) if encoder else None,
+    )
 
 
 def read_files(folder: Path) -> list[ImageFile]:
@@ -132,12 +196,30 @@ def _images_in(folder: Path) -> Iterator[Path]:
     return (path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES and path.is_file())
 
 
-def _write_shard(path: Path, files: Sequence[ImageFile]) -> Shard:
-    with ThreadPoolExecutor(8) as pool:
-        images = list(pool.map(lambda file: Path(file.path).read_bytes(), files))
-    content = joined(images, [file.label for file in files])
+def _write_shard(path: Path, files: Sequence[ImageFile], encoder: Encoder | None) -> _PackedShard:
+    if encoder is None:
+        with ThreadPoolExecutor(8) as pool:
+            stored: list[bytes | str] = list(pool.map(read_image, files))
+    else:
+        stored = list(encoder.encoded(files))
+    kept = [(file, image) for file, image in zip(files, stored, strict=True) if isinstance(image, bytes)]
+    damaged = [(file.path, why) for file, why in zip(files, stored, strict=True) if isinstance(why, str)]
+    content = joined([image for _, image in kept], [file.label for file, _ in kept])
     write_atomic(path, content)
-    return Shard(items=len(files), num_bytes=len(content), sha256=hash_file(path))
+    shard = Shard(items=len(kept), num_bytes=len(content), sha256=hash_file(path))
+    return _PackedShard(shard=shard, source_bytes=sum(file.num_bytes for file, _ in kept), damaged=tuple(damaged))
+
+
+def read_image(file: ImageFile) -> bytes:
+    """The encoded image in a file.
+
+    Raises:
+        EnvironmentProblem: it cannot be read.
+    """
+    try:
+        return Path(file.path).read_bytes()
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read image `{file.path}`: {error.strerror}") from None
 
 
 _MAGIC = b"TWIMG1\0\0"
@@ -205,7 +287,7 @@ class _Images:
 
         def decode(row: int) -> None:
             key = (self._seed, int(samples[row])) if self._augment else None
-            pixels[row] = _decode(*encoded[row], self._image_size, key)
+            pixels[row] = decode_crop(*encoded[row], self._image_size, key)
 
         for _ in self._threads.map(decode, range(len(encoded))):
             pass
@@ -229,14 +311,8 @@ class FolderImages(_Images):
 
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
         """`images` [n, S, S, 3] uint8 and `labels` [n] int64."""
-        encoded = [(self._read(path), path) for path in (self._files[index].path for index in indices)]
+        encoded = [(read_image(file), file.path) for file in (self._files[index] for index in indices)]
         return {"images": self._decoded(encoded, samples), "labels": self._labels[indices]}
-
-    def _read(self, path: str) -> bytes:
-        try:
-            return Path(path).read_bytes()
-        except OSError as error:
-            raise EnvironmentProblem(f"cannot read image `{path}`: {error.strerror}") from None
 
 
 class ShardedImages(_Images):
@@ -275,21 +351,56 @@ class ShardedImages(_Images):
         return {"images": self._decoded(encoded, samples), "labels": labels}
 
 
-def _decode(content: Any, name: str, size: int, key: tuple[int, int] | None) -> Pixels:
-    """Pixels [S, S, 3] of an encoded image: the shorter side becomes S (8/7 of it for a random crop), then a crop."""
+def decode_crop(content: Any, name: str, size: int, key: tuple[int, int] | None) -> Pixels:
+    """Pixels [S, S, 3] of an encoded image: the shorter side becomes S (8/7 of it for a random crop), then a crop.
+
+    Args:
+        content: bytes of the encoded image.
+        name: of the image, for errors.
+        size: S.
+        key: seed and sample number of a random crop; the centre when None.
+
+    Raises:
+        EnvironmentProblem: it cannot be decoded.
+    """
     image_module = extra("PIL.Image", "images")
-    try:
-        with image_module.open(io.BytesIO(content)) as image:
-            short = size if key is None else size * 8 // 7
-            image.draft("RGB", (short, short))  # a JPEG is decoded at a fraction of its size if that is enough
-            scale = short / min(image.size)
-            width, height = (max(size, round(side * scale)) for side in image.size)
-            resized = image.convert("RGB").resize((width, height), image_module.Resampling.BILINEAR)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise EnvironmentProblem(f"cannot decode image `{name}`: {error}", hint="replace or remove it") from None
+    with naming_image(name), image_module.open(io.BytesIO(content)) as image:
+        short = size if key is None else size * 8 // 7
+        image.draft("RGB", (short, short))  # a JPEG is decoded at a fraction of its size if that is enough
+        turned = upright(image)
+        scale = short / min(turned.size)
+        width, height = (max(size, round(side * scale)) for side in turned.size)
+        resized = turned.convert("RGB").resize((width, height), image_module.Resampling.BILINEAR)
     left, top, mirrored = _crop(width - size, height - size, key)
     pixels: Pixels = np.asarray(resized)[top : top + size, left : left + size]
     return pixels[:, ::-1] if mirrored else pixels
+
+
+def upright(image: Any) -> Any:
+    """An image of Pillow as a camera's viewer shows it: turned by its EXIF tag, and grey of 16 bits scaled to 8."""
+    extra("PIL.ImageOps", "images").exif_transpose(image, in_place=True)
+    if image.mode.startswith("I"):  # Pillow clips it: nearly all of it would be white
+        grey = np.clip(np.asarray(image), 0, 0xFFFF) >> 8
+        return extra("PIL.Image", "images").fromarray(grey.astype(np.uint8))
+    return image
+
+
+@contextmanager
+def naming_image(name: str, verb: str = "decode") -> Iterator[None]:
+    """Turn what a format of Pillow raises inside the block into an error that names the image.
+
+    Raises:
+        EnvironmentProblem: the image is damaged, larger than Pillow takes, or no image.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:  # every format has exceptions of its own
+        reason = (
+            (str(error) or type(error).__name__).splitlines()[0].partition(" <")[0]
+        )  # an object's address says nothing
+        raise EnvironmentProblem(f"cannot {verb} image `{name}`: {reason}", hint="replace or remove it") from None
 
 
 def _crop(room_x: int, room_y: int, key: tuple[int, int] | None) -> tuple[int, int, bool]:

@@ -256,6 +256,7 @@ def _download(store: Store, name: str, to: Path, shard: Shard) -> None:
                 with naming_full_disk(to):
                     file.write(chunk)
             file.truncate()
+            os.fsync(file.fileno())  # its name says that it was verified, after a power cut too
         if digest.hexdigest() == shard.sha256:
             return
     raise EnvironmentProblem(

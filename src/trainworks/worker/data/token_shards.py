@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -25,7 +24,7 @@ import numpy as np
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import append_text, write_atomic
-from trainworks.host.process import die_with_parent
+from trainworks.host.process_end import follow_parent
 from trainworks.worker.data.card import CARD, ChatCounts, DatasetCard, Progress, Shard, fingerprint, hash_file
 from trainworks.worker.data.encoding import Recipe, dtype_of, encoder_of
 from trainworks.worker.data.inputs import Piece
@@ -85,8 +84,7 @@ _makers: list[ShardMaker] = []
 
 def begin_process(parent: int, folder: Path, recipe: Recipe, tokenization: Tokenization) -> None:
     """Start of a pool's process: it ends with its parent, and its tokenizer keeps to one thread."""
-    die_with_parent(signal.SIGKILL, parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    follow_parent(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     _makers.append(ShardMaker(folder, recipe, tokenization))
 
