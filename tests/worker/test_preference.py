@@ -177,65 +177,6 @@ def test_a_pair_counts_what_trl_counts_but_for_what_marks_leave_out(template, le
     assert [text + left_out for text in ours] == counted_by_trl(record, template)
 
 
-@pytest.mark.filterwarnings("ignore")  # those of another library
-@pytest.mark.parametrize("form", ["texts", "messages"])
-def test_losses_are_those_of_trl(prefer, checkpoint, tmp_path, form):
-    """Five steps of its DPOTrainer on the same pairs: texts behind a prompt, or messages in a chat template."""
-    trl = pytest.importorskip("trl", reason="trl is not installed: the comparison with its DPOTrainer is left out")
-    from datasets import Dataset
-    from transformers import PreTrainedTokenizerFast
-
-    records = [
-        {"prompt": f"{n} + {n % 7} is", "chosen": f" {n + n % 7}.", "rejected": f" {n} or so."} for n in range(20)
-    ]
-    if form == "messages":
-        roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
-        records = [{name: [{"role": roles[name], "content": text}] for name, text in each.items()} for each in records]
-    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, records)))
-    (tmp_path / "chatml.jinja").write_text(CHATML)
-    chat = {"pairs": True, "template": str(tmp_path / "chatml.jinja")}
-    changes = {"workload__data__source": str(tmp_path / "texts.jsonl"), "workload__data__chat": chat}
-    run = prefer("llama", adapter=None, **changes)
-    assert run.train() == [0, 0]
-    workload = run.run_dir.read_resolved().run_file.workload
-    assert workload is not None
-    samples = np.arange(STEPS * GLOBAL_BATCH)
-    in_order = open_dataset(run.data_folder, workload.data).order(workload.seed)(samples)
-    end = "<|endoftext|>"
-    tokenizer_file = str(checkpoint("llama") / "tokenizer.json")
-    settings = trl.DPOConfig(
-        output_dir=str(tmp_path / "trl"),
-        beta=BETA,
-        max_steps=STEPS,
-        max_length=LENGTH + 1,
-        per_device_train_batch_size=GLOBAL_BATCH,
-        learning_rate=SETTINGS["lr"],
-        lr_scheduler_type="constant",
-        adam_beta1=0.9,
-        adam_beta2=0.95,
-        adam_epsilon=SETTINGS["eps"],
-        weight_decay=SETTINGS["weight_decay"],
-        train_sampling_strategy="sequential",
-        activation_checkpointing=False,
-        bf16=False,
-        use_cpu=True,
-        logging_steps=1,
-        report_to=[],
-        save_strategy="no",
-    )
-    trainer = trl.DPOTrainer(
-        model=transformer(checkpoint("llama")),
-        args=settings,
-        train_dataset=Dataset.from_list([records[index] for index in in_order]),
-        processing_class=PreTrainedTokenizerFast(
-            tokenizer_file=tokenizer_file, eos_token=end, pad_token=end, chat_template=CHATML
-        ),
-    )
-    trainer.train()
-    theirs = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    assert losses(run) == pytest.approx(theirs, abs=1e-5)
-
-
 def test_a_killed_run_resumes_bit_for_bit(prefer):
     changes: dict[str, Any] = {"adapter": LORA | {"dropout": 0.1}, "layout": LAYOUTS["replicas"]}
     whole = prefer("llama", **changes)

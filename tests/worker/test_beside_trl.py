@@ -1,0 +1,144 @@
+"""Losses are those of trl's trainers: the same model, the same records in their own form, the same order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from tests.worker.chat_data import CHATML, MARKED_CHATML, sums
+from tests.worker.harness import TinyRun
+from tests.worker.test_adapters import GLOBAL_BATCH, LORA, SETTINGS, checkpoint, losses, peft_model, tune
+from tests.worker.test_adapters import LENGTH as ROW
+from tests.worker.test_preference import BETA, LENGTH, prefer
+from trainworks.config.finetune import Adapter
+from trainworks.worker.data.opening import Dataset as Rows
+from trainworks.worker.data.opening import open_dataset
+
+trl = pytest.importorskip("trl", reason="trl is not installed: the comparison with its trainers is left out")
+
+__all__ = ["checkpoint", "prefer", "tune"]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of another library
+STEPS = 8
+END = "<|endoftext|>"
+ALL_STEPS = {"workload__train_for": f"{STEPS} steps"}
+FAR = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is two. " * 20}]
+"""A conversation longer than a row, whose end is cut off."""
+
+
+def stored(folder: Path, records: list[dict[str, Any]], template: str) -> tuple[str, str]:
+    """Paths of the records and of the chat template."""
+    (folder / "records.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (folder / "chat.jinja").write_text(template)
+    return str(folder / "records.jsonl"), str(folder / "chat.jinja")
+
+
+def rows_of(run: TinyRun) -> tuple[Rows, np.ndarray]:
+    """What the run trains on, and the places of its samples in the order of training."""
+    workload = run.run_dir.read_resolved().run_file.workload
+    assert workload is not None
+    rows = open_dataset(run.data_folder, workload.data)
+    return rows, rows.order(workload.seed)(np.arange(STEPS * GLOBAL_BATCH))
+
+
+def model_of(folder: Path, adapter: dict[str, Any] | None) -> torch.nn.Module:
+    if adapter is not None:
+        return peft_model(folder, Adapter.model_validate(adapter))
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def losses_of_trl(kind: str, model: torch.nn.Module, folder: Path, records: list[Any], template: str, **own: Any):
+    """Losses of its `SFTTrainer` or `DPOTrainer` with the settings of the run."""
+    settings = getattr(trl, f"{kind}Config")(
+        **{
+            "output_dir": str(folder / "trl"),
+            "max_steps": STEPS,
+            "per_device_train_batch_size": GLOBAL_BATCH,
+            "learning_rate": SETTINGS["lr"],
+            "lr_scheduler_type": "constant",
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "adam_epsilon": SETTINGS["eps"],
+            "weight_decay": SETTINGS["weight_decay"],
+            "max_grad_norm": SETTINGS["clip_grad_norm"],
+            "train_sampling_strategy": "sequential",
+            "activation_checkpointing": False,
+            "bf16": False,
+            "use_cpu": True,
+            "logging_steps": 1,
+            "report_to": [],
+            "save_strategy": "no",
+        }
+        | own
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), eos_token=END, pad_token=END, chat_template=template
+    )
+    data = Dataset.from_list(records)
+    trainer = getattr(trl, f"{kind}Trainer")(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
+    trainer.train()
+    return [row["loss"] for row in trainer.state.log_history if "loss" in row]
+
+
+def assert_the_same(run: TinyRun, theirs: list[float]) -> None:
+    ours = losses(run)
+    assert len(ours) == STEPS
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert ours[-1] < ours[0] - 1e-2  # the steps between did something
+
+
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["all weights", "LoRA"])
+def test_fine_tuning_on_conversations(tune, checkpoint, tmp_path, adapter):
+    """Answers alone count, one conversation in a row, one of them cut."""
+    records = [*sums(STEPS * GLOBAL_BATCH - 1), {"messages": FAR}]
+    source, chat = stored(tmp_path, records, MARKED_CHATML)
+    run = tune(
+        "llama",
+        adapter=adapter,
+        **ALL_STEPS,
+        workload__data__source=source,
+        workload__data__chat={"template": chat},
+        workload__data__pack=False,
+    )
+    assert run.train() == [0, 0]
+    rows, order = rows_of(run)
+    assert len(rows) == len(records)
+    folder, in_order = checkpoint("llama"), [records[index] for index in order]
+    own: dict[str, Any] = {"output_dir": str(tmp_path / "trl"), "max_length": ROW + 1, "assistant_only_loss": True}
+    assert_the_same(run, losses_of_trl("SFT", model_of(folder, adapter), folder, in_order, MARKED_CHATML, **own))
+
+
+@pytest.mark.parametrize(
+    ("form", "adapter"),
+    [("texts", None), ("messages", None), ("messages", LORA)],
+    ids=["texts, frozen copy", "messages, frozen copy", "messages, adapter"],
+)
+def test_preferences(prefer, checkpoint, tmp_path, form, adapter):
+    """Beside an adapter, trl's reference is a second adapter, and Trainworks' the model without one."""
+    records: list[Any] = [
+        {"prompt": f"{n} + {n % 7} is", "chosen": f" {n + n % 7}.", "rejected": f" {n} or so."} for n in range(31)
+    ]
+    records.append({"prompt": "1 + 1 is", "chosen": " two" * 30, "rejected": " one"})
+    if form == "messages":
+        roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+        records = [{name: [{"role": roles[name], "content": text}] for name, text in each.items()} for each in records]
+    source, chat = stored(tmp_path, records, CHATML)
+    run = prefer(
+        "llama",
+        adapter=adapter,
+        **ALL_STEPS,
+        workload__data__source=source,
+        workload__data__chat={"pairs": True, "template": chat},
+    )
+    assert run.train() == [0, 0]
+    folder = checkpoint("llama")
+    in_order = [records[index] for index in rows_of(run)[1]]
+    own: dict[str, Any] = {"output_dir": str(tmp_path / "trl"), "beta": BETA, "max_length": LENGTH + 1}
+    assert_the_same(run, losses_of_trl("DPO", model_of(folder, adapter), folder, in_order, CHATML, **own))
