@@ -25,9 +25,9 @@ from trainworks.record.model_shape import ModelShape
 
 FULL_PRECISIONS = ("fp32", "tf32")
 """Precisions whose activations take 4 bytes."""
-_UNUSED_SHARE = 0.45
+_UNUSED_SHARE = 0.75
 """Bytes of glibc's heap that lie idle per byte of short-lived tensors: freed memory of their size cannot serve an
-aligned request of the same size. Measured (docs/reference/local-accuracy.md)."""
+aligned request of the same size. Measured over 60 steps (docs/reference/local-accuracy.md)."""
 _MAPPED_BYTES = 32 << 20
 """Larger tensors are mapped on their own and given back (MALLOC_MMAP_THRESHOLD_ of the ranks)."""
 _UNIT_BUFFERS = 4
