@@ -12,6 +12,23 @@ from trainworks.config.spec import FieldError, Spec
 _DECAY_SHARE = 0.2
 
 
+class ParameterGroup(Spec):
+    """Parameters that learn at a rate, or with a weight decay, of their own."""
+
+    parameters: str
+    """Pattern of their names: `*embed*`, `*.lora_B.weight`."""
+    lr: Annotated[float, Field(ge=0)] | None = None
+    """Peak of their learning rate, in place of `optimizer.lr`; 0 keeps them as they are."""
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    """Weight decay of all of them, also of biases and norms; by default that of the other parameters."""
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> ParameterGroup:
+        if self.lr is None and self.weight_decay is None:
+            raise FieldError(f"the group `{self.parameters}` has neither `lr` nor `weight_decay`")
+        return self
+
+
 class Optimizer(Spec):
     """The optimizer and its learning-rate schedule."""
 
@@ -32,6 +49,9 @@ class Optimizer(Spec):
     decay_share: Annotated[float, Field(gt=0, le=1)] = _DECAY_SHARE
     """Share of the steps, at their end, in which `wsd` (warm-up, stable, decay) lowers the rate linearly."""
     clip_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    groups: tuple[ParameterGroup, ...] = ()
+    """Parameters with a rate or a weight decay of their own, which the schedule scales alike. The first group whose
+    pattern fits a name takes the parameter."""
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Optimizer:
@@ -39,6 +59,12 @@ class Optimizer(Spec):
             raise FieldError(f"`decay_share` is of `schedule: wsd`, and the schedule is {self.schedule}")
         if self.schedule == "range-test" and not 0 < self.min_lr_ratio < 1:
             raise FieldError("`schedule: range-test` needs a `min_lr_ratio` above 0 and below 1")
+        return self
+
+    @model_validator(mode="after")
+    def _one_rate_with_muon(self) -> Optimizer:
+        if self.groups and self.name == "muon":
+            raise FieldError("`optimizer.groups` does not go with `name: muon`", hint="take `adamw`, `lion` or `sgd`")
         return self
 
     @model_validator(mode="after")

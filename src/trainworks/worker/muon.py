@@ -199,7 +199,7 @@ class MuonWithAdamW:
         device: torch.device,
     ) -> None:
         hidden = [(whole, local) for name, whole, local in named if is_hidden_matrix(name, local)]
-        rest = [local for name, _, local in named if not is_hidden_matrix(name, local)]
+        rest = [(name, local) for name, _, local in named if not is_hidden_matrix(name, local)]
         self._both: list[torch.optim.Optimizer] = [adamw(rest, settings)]
         if hidden:
             cuts: dict[Tensor, Cut] = {local: cut for whole, local in hidden if (cut := Cut.of(whole, mesh))}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from trainworks.config.optimizer import Optimizer
 from trainworks.config.recovery import Guard
-from trainworks.errors import LayoutError
+from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.muon import MuonWithAdamW
 from trainworks.worker.parallel.build import tied_embedding
-from trainworks.worker.update_rules import AdamW8bit, Lion, adamw, parameter_groups, sgd
+from trainworks.worker.update_rules import AdamW8bit, Lion, adamw, group_of, parameter_groups, sgd
 
 _MASKED = frozenset({"adamw", "lion", "sgd"})
 """Optimizers that leave out a step by a flag on the device."""
@@ -87,6 +88,8 @@ class StepOptimizer:
         self.parameters = [_Parameter(name, parameter) for name, parameter in named_parameters(parts)]
         self._norm = GlobalNorm([each.whole for each in self.parameters], mesh, not_counted=tied_embedding(parts))
         local = [each.local for each in self.parameters]
+        if settings.groups:
+            _check_groups(settings, [each.name for each in self.parameters], spread=mesh.layout.pp > 1)
         self.adamw = build(local) if build else self._build(settings, mesh, precision)
         """AdamW, another one of the run file, or the optimizer of a module."""
         self._unchecked = build is not None
@@ -100,11 +103,11 @@ class StepOptimizer:
         """Verdict of StepJudge on the last step."""
 
     def _build(self, settings: Optimizer, mesh: Mesh, precision: str) -> torch.optim.Optimizer | MuonWithAdamW:
-        local = [each.local for each in self.parameters]
-        groups = parameter_groups(local, settings.weight_decay)
+        named = [(each.name, each.local) for each in self.parameters]
+        groups = parameter_groups(named, settings)
         if settings.name == "muon":
-            named = [(each.name, each.whole, each.local) for each in self.parameters]
-            return MuonWithAdamW(named, settings, mesh, precision=precision, device=self._device)
+            wholes = [(each.name, each.whole, each.local) for each in self.parameters]
+            return MuonWithAdamW(wholes, settings, mesh, precision=precision, device=self._device)
         if settings.name == "adamw-8bit":
             self._check_whole_rows()
             return AdamW8bit(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps)
@@ -112,7 +115,7 @@ class StepOptimizer:
             return Lion(groups, lr=settings.lr, betas=settings.betas)
         if settings.name == "sgd":
             return sgd(groups, settings)
-        return adamw(local, settings)
+        return adamw(named, settings)
 
     def _check_whole_rows(self) -> None:
         """Refuse 8-bit moments where this rank has parts of rows: their blocks would depend on the layout."""
@@ -127,7 +130,7 @@ class StepOptimizer:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the last step."""
+        """Learning rate of the last step, of parameters that no group of the run file takes."""
         return float(self.adamw.param_groups[0]["lr"])
 
     def step(self, step: int, loss: Tensor) -> Tensor:
@@ -203,6 +206,25 @@ class StepOptimizer:
             each.name: {key: each.like_whole(value) for key, value in self.adamw.state[each.local].items()}
             for each in self.parameters
         }
+
+
+def _check_groups(settings: Optimizer, own: Sequence[str], *, spread: bool) -> None:
+    """Refuse a group without parameters; with `spread`, the ranks have different ones."""
+    names = set(own)
+    if spread:
+        of_ranks: list[Sequence[str]] = [()] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, own)
+        names.update(*of_ranks)
+    taken = {group_of(name, settings) for name in names}
+    for index, group in enumerate(settings.groups):
+        if index not in taken:
+            earlier = any(fnmatchcase(name, group.parameters) for name in names)
+            why = "earlier groups take all that it fits" if earlier else "no trained parameter has such a name"
+            listed = f"names are like `{min(names)}`; a pattern needs `*` for what it leaves out" if names else None
+            raise UsageError(
+                f"`optimizer.groups` has no parameter for `{group.parameters}`: {why}",
+                hint="put it first" if earlier else suggest(group.parameters, sorted(names), otherwise=listed, count=3),
+            )
 
 
 class LossScale:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
@@ -56,17 +57,31 @@ class Lion(torch.optim.Optimizer):
             torch._foreach_lerp_(momenta, gradients, share)
 
 
-def parameter_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
-    """Matrices, which decay, and biases and norms, which do not."""
-    return [
-        {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
-    ]
+def parameter_groups(named: Sequence[tuple[str, nn.Parameter]], settings: Optimizer) -> list[dict[str, Any]]:
+    """Matrices, which decay, and biases and norms, which do not; then the same of each group of the run file."""
+    chosen = [group_of(name, settings) for name, _ in named]
+    found: list[dict[str, Any]] = []
+    for index in (None, *range(len(settings.groups))):
+        own = [parameter for (_, parameter), place in zip(named, chosen, strict=True) if place == index]
+        group = None if index is None else settings.groups[index]
+        rate = settings.lr if group is None or group.lr is None else group.lr
+        decays = (settings.weight_decay, 0.0)
+        if group is not None and group.weight_decay is not None:
+            decays = (group.weight_decay, group.weight_decay)
+        parts = ([each for each in own if each.ndim >= 2], [each for each in own if each.ndim < 2])
+        found += [{"params": part, "lr": rate, "weight_decay": d} for part, d in zip(parts, decays, strict=True)]
+    return found
 
 
-def adamw(parameters: Sequence[nn.Parameter], settings: Optimizer) -> torch.optim.Optimizer:
+def group_of(name: str, settings: Optimizer) -> int | None:
+    """The first group of the run file whose pattern fits the name of a parameter."""
+    fits = (index for index, group in enumerate(settings.groups) if fnmatchcase(name, group.parameters))
+    return next(fits, None)
+
+
+def adamw(named: Sequence[tuple[str, nn.Parameter]], settings: Optimizer) -> torch.optim.Optimizer:
     """Torch's AdamW with the settings of the run file."""
-    groups = parameter_groups(parameters, settings.weight_decay)
+    groups = parameter_groups(named, settings)
     return torch.optim.AdamW(groups, lr=settings.lr, betas=settings.betas, eps=settings.eps, fused=True)
 
 

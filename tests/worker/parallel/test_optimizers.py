@@ -16,7 +16,7 @@ from tests.worker.parallel.test_evaluation import layout_of
 from tests.worker.ranks import on_ranks
 from trainworks.config.optimizer import Optimizer
 from trainworks.config.recovery import Guard
-from trainworks.errors import LayoutError
+from trainworks.errors import LayoutError, UsageError
 from trainworks.plan.run.optimizer import moment_bytes
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
@@ -30,11 +30,18 @@ from trainworks.worker.update_rules import Lion
 NUM_STEPS, CPU = 5, torch.device("cpu")
 UNEVEN = replace(LLAMA, feed_forward=46)
 """Neither four shards nor two of a half of them have equally many rows of the MLP."""
+GROUPS = (
+    {"parameters": "*embed*", "lr": 0.002},
+    {"parameters": "*layers.1.*", "lr": 0.04, "weight_decay": 0.3},
+    {"parameters": "*norm*", "weight_decay": 0.2},
+)
 Weights = dict[str, np.ndarray]
 
 
 def settings(name: str) -> Optimizer:
     same = {"lr": 0.02, "eps": 1e-5, "schedule": "constant", "weight_decay": 0.1}
+    if name == "groups":
+        return Optimizer.model_validate(same | {"schedule": "linear", "groups": GROUPS})
     return Optimizer.model_validate(same | {"name": name})
 
 
@@ -154,6 +161,107 @@ def test_an_update_of_muon_is_that_of_torch_bit_for_bit() -> None:
             parameter.grad = gradient.clone()
             optimizer.step()
     assert torch.equal(ours, theirs)
+
+
+def groups_by_hand(config: DecoderConfig) -> Weights:
+    """AdamW of torch with the same groups, and torch's linear schedule."""
+    model = Decoder(config)
+    draw_weights([model], seed=3)
+    chosen = settings("groups")
+    groups = []
+    for key, each in model.named_parameters():
+        rate, decay = 0.02, 0.1 if each.ndim == 2 else 0.0
+        if "embed" in key:
+            rate = 0.002
+        elif "layers.1." in key:
+            rate, decay = 0.04, 0.3
+        elif "norm" in key:
+            decay = 0.2
+        groups.append({"params": [each], "lr": rate, "weight_decay": decay})
+    optimizer = torch.optim.AdamW(groups, betas=chosen.betas, eps=chosen.eps)
+    schedule = torch.optim.lr_scheduler.LinearLR(
+        optimizer, start_factor=1.0, end_factor=chosen.min_lr_ratio, total_iters=NUM_STEPS
+    )
+    for batch in batches():
+        cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        model.zero_grad()
+    return {key: each.detach().numpy() for key, each in model.named_parameters()}
+
+
+@pytest.mark.parametrize("degrees", [{"dp_shard": 2}, {"tp": 2}, {"pp": 2}])
+def test_groups_of_parameters_learn_as_those_of_torch_in_every_layout(degrees: dict[str, Any]) -> None:
+    found = on_ranks(2, train, LLAMA, layout_of(2, **degrees), "groups")
+    weights = {key: value for own, _ in found for key, value in own.items()}
+    expected = on_ranks(1, groups_by_hand, LLAMA)[0]
+    assert weights.keys() == expected.keys()
+    for key, value in expected.items():
+        assert np.abs(weights[key] - value).max() < 2e-4, key
+
+
+def optimizer_of(module: torch.nn.Module, *groups: dict[str, Any], name: str = "adamw") -> StepOptimizer:
+    chosen = Optimizer.model_validate({"name": name, "lr": 0.02, "groups": groups})
+    mesh = Mesh(layout_of(1, micro_batch=8), "cpu")
+    return StepOptimizer([module], mesh, chosen, num_steps=4, precision="fp32", device=CPU, guard=Guard())
+
+
+@pytest.mark.parametrize("name", ["adamw", "adamw-8bit", "lion", "sgd"])
+def test_a_group_with_a_rate_of_0_stays_as_it_is(name: str) -> None:
+    module = torch.nn.Linear(3, 2)
+    before = {key: each.detach().clone() for key, each in module.named_parameters()}
+    optimizer = optimizer_of(module, {"parameters": "bias", "lr": 0}, {"parameters": "weight", "lr": 0.1}, name=name)
+    module(torch.ones(1, 3)).sum().backward()
+    optimizer.step(0, torch.ones(()))
+    assert torch.equal(module.bias, before["bias"])
+    assert not torch.equal(module.weight, before["weight"])
+
+
+def test_a_resumed_optimizer_has_the_rates_of_its_groups() -> None:
+    def steps(module: torch.nn.Module, optimizer: StepOptimizer, first: int, last: int) -> None:
+        for step in range(first, last):
+            module(torch.full((1, 3), step + 1.0)).square().sum().backward()
+            optimizer.step(step, torch.ones(()))
+
+    group = {"parameters": "weight", "lr": 0.1}
+    whole, killed = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    killed.load_state_dict(whole.state_dict())
+    steps(whole, optimizer_of(whole, group), 0, 4)
+    before = optimizer_of(killed, group)
+    steps(killed, before, 0, 2)
+    after = optimizer_of(killed, group)
+    weights = {key: each.clone() for key, each in killed.state_dict().items()}
+    after.fill_state()
+    killed.load_state_dict(weights)
+    for name, state in after.checkpoint_state()["optimizer"].items():  # type: ignore[attr-defined]
+        for key, value in state.items():
+            value.copy_(before.checkpoint_state()["optimizer"][name][key])  # type: ignore[index]
+    steps(killed, after, 2, 4)
+    assert all(torch.equal(each, killed.state_dict()[key]) for key, each in whole.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message", "hint"),
+    [
+        (["wieght"], "no trained parameter has such a name", "did you mean `weight`"),
+        (["zzz"], "no trained parameter has such a name", "a pattern needs `*`"),
+        (["*", "bias"], "earlier groups take all that it fits", "put it first"),
+    ],
+)
+def test_a_group_without_parameters_is_refused(patterns: list[str], message: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        optimizer_of(torch.nn.Linear(3, 2), *({"parameters": pattern, "lr": 0.1} for pattern in patterns))
+    assert message in caught.value.message
+    assert hint in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"name": "muon", "groups": [{"parameters": "*", "lr": 1}]}, {"groups": [{"parameters": "*"}]}]
+)
+def test_groups_that_no_optimizer_can_follow_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="group"):
+        Optimizer.model_validate(wrong)
 
 
 def refused(config: DecoderConfig, layout: Any, name: str) -> str:

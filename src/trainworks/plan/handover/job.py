@@ -106,6 +106,8 @@ def check_common(program: str, job: HandedJob, *, precisions: Collection[str], o
     if workload.optimizer.name not in optimizers:
         name = workload.optimizer.name
         refuse(program, f"it has no optimizer like `{name}`", f"set `optimizer.name` to {' or '.join(optimizers)}")
+    if workload.optimizer.groups:
+        refuse(program, "it takes one learning rate from this file", "remove `optimizer.groups`")
     if layout.zero_bubble:
         refuse(program, "it has no schedule like `zero_bubble`", "plan with `layout: {zero_bubble: false}`")
     if layout.offload_activations:

@@ -227,7 +227,8 @@ def check_own_optimizer(workload: Workload, trial: Trial) -> None:
     Raises:
         UsageError: the run file configures an optimizer.
     """
-    written = [name for name in ("name", "betas", "eps", "weight_decay") if name in workload.optimizer.model_fields_set]
+    keys = ("name", "betas", "eps", "weight_decay", "groups")
+    written = [name for name in keys if name in workload.optimizer.model_fields_set]
     if trial.own_optimizer and written:
         raise UsageError(
             f"`optimizer.{written[0]}` is for an optimizer of the run file, and the module builds its own optimizer",
