@@ -36,8 +36,9 @@ def remembered(
 ) -> _Answer:
     """The answer in a file, or a new one, which is written there.
 
-    A file that cannot be read counts as none, and so does an answer that no longer `holds`. While another process measures the same, this one waits for its answer: two at once would slow each other down, and
-    plan by different answers.
+    A file that cannot be read counts as none, and so does an answer that no longer `holds`. While another process
+    measures the same, this one waits for its answer: two at once would slow each other down, and plan by different
+    answers.
     """
     if not again and (known := _known(path, kind)) is not None and holds(known):
         return known
@@ -113,18 +114,12 @@ def calibrate(
 
     accelerators = [accelerator.name for accelerator in host.accelerators]
     facts = [_METHOD, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
-    return remembered(
-        cache / f"{_digest(facts)}.json", Calibration, measure, again=again, holds=_is_of_a_machine_as_busy_as_now
-    )
 
+    def holds(known: Calibration) -> bool:
+        share = known.others_share or 0.0  # the load of the last minute is about that of the others at the time, or not
+        return share <= QUIET_SHARE or os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
 
-def _is_of_a_machine_as_busy_as_now(calibration: Calibration) -> bool:
-    """Whether rates that other programs disturbed still say how fast this machine is.
-
-    They do while the load average of the last minute is at least half of what the others used.
-    """
-    share = calibration.others_share or 0.0
-    return share <= QUIET_SHARE or os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
+    return remembered(cache / f"{_digest(facts)}.json", Calibration, measure, again=again, holds=holds)
 
 
 def _run_on_all(machines: Machines, nodes: int, request: str, env: dict[str, str]) -> process.Output:
