@@ -138,6 +138,15 @@ def test_other_forms_are_the_same_conversation(prepared):
     assert len({rows.text(row) for row in range(4)}) == 1
 
 
+@pytest.mark.parametrize("template", [CHATML, MARKED, FORGETFUL])
+def test_answers_in_a_prompt_of_messages_do_not_count(prepared, template):
+    rows = prepared({"prompt": LONGER[:3], "completion": LONGER[3:]}, template=template)
+    assert "Hi." in rows.text(0)
+    assert [rows.counted(row) for row in range(len(rows.arrays["x"]))] == [rows.counted()]
+    assert "Well, thanks." in rows.counted()
+    assert "Hi." not in rows.counted()
+
+
 def test_an_input_is_put_below_its_instruction(prepared):
     rows = prepared({"instruction": "Add.", "input": "2, 2", "output": "4"})
     assert "Add.\n\n2, 2" in rows.text(0)

@@ -4,7 +4,8 @@ A record of a source has one of these forms:
 
     messages       [{"role": .., "content": ..}, ..], and perhaps `tools`, which the template gets
     conversations  [{"from": .., "value": ..}, ..]
-    prompt         and completion: two texts, which follow each other without a template; or two lists of messages
+    prompt         and completion: two texts, which follow each other without a template; or two lists of messages, and
+                   only those of the completion are answers
     instruction    and output, and perhaps input, which is put below the instruction
 
 A record of preferences has `chosen` and `rejected`, two texts that follow the text or the messages of `prompt`, or two
@@ -135,7 +136,9 @@ def _examples(fields: Mapping[str, Any], style: ChatStyle, *, with_answers: bool
     options = {"tools": fields["tools"]} if fields.get("tools") else {}
     if not with_answers:
         return [Example(_rendered(style, messages, options), (), is_closed=True)]
-    if not any(message["role"] == "assistant" for message in messages[1:]):
+    first = len(prompt) if isinstance(prompt, list) and "completion" in fields else 1
+    num_answers = sum(message["role"] == "assistant" for message in messages[first:])
+    if not num_answers:
         raise _BrokenError("no answer: no message of `assistant` follows another one")
     if _GENERATION.search(style.template):
         texts, spans = render_jinja_template(
@@ -145,8 +148,9 @@ def _examples(fields: Mapping[str, Any], style: ChatStyle, *, with_answers: bool
             **options,
             **style.tokens,
         )
-        return [Example(texts[0], tuple(tuple(span) for span in spans[0]), is_closed=True)]  # type: ignore[misc]
-    return _found_by_prefix(lambda part, ask: _rendered(style, part, options, ask=ask), messages)
+        answers = spans[0] if first == 1 else spans[0][-num_answers:]
+        return [Example(texts[0], tuple(tuple(span) for span in answers), is_closed=True)]  # type: ignore[misc]
+    return _found_by_prefix(lambda part, ask: _rendered(style, part, options, ask=ask), messages, first)
 
 
 def messages_of(fields: Mapping[str, Any]) -> list[Message]:
@@ -179,15 +183,17 @@ def _checked(value: Any, key: str, *, role: str = "role", content: str = "conten
     return value
 
 
-def _found_by_prefix(render: Callable[[Sequence[Message], bool], str], messages: list[Message]) -> list[Example]:
+def _found_by_prefix(
+    render: Callable[[Sequence[Message], bool], str], messages: list[Message], first: int
+) -> list[Example]:
     """An answer is what the text of the messages up to it has more than their text before it.
 
-    A message of the assistant that begins the conversation is not an answer.
+    A message of the assistant before the one at `first` is not an answer.
     """
     whole = render(messages, False)
     found: list[tuple[str, Span]] = []
     for number, message in enumerate(messages):
-        if message["role"] != "assistant" or number == 0:
+        if message["role"] != "assistant" or number < first:
             continue
         before, after = render(messages[:number], True), render(messages[: number + 1], False)
         if not after.startswith(before):
