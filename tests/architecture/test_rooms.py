@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 762
+MOST_FILES = 763
 MOST_LINES = 122_000
 MOST_FLOORS = 5
 """Of imports inside `api/`."""

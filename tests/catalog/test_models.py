@@ -200,7 +200,7 @@ def test_names_of_published_tables_are_found(written: str, name: str) -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        *("", "GPT-181B (tr11 candidates)", "GPT-184B", "GPT2 3B", "DeepSeekV4 Flash", "Nemotron_3_Nano"),
+        *("", "GPT-181B (tr11 candidates)", "GPT-184B", "GPT2 3B", "DeepSeekV4 Flash", "Nemotron_3_Ultra"),
         *("DeepSeek-R1-Distill-Qwen-3B", "Phi-4-multimodal-instruct", "Phi-3.5-MoE", "GLM-4.5V", "gemma-3-270m"),
         *("Phi-4-mini-flash-reasoning", "snowflake-arctic-embed-l", "Qwen3-Next-80B-A3B", "tiiuae/falcon-40b"),
     ],

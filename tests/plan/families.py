@@ -35,6 +35,29 @@ DEEPSEEK = {
     "n_group": 1,
     "topk_group": 1,
 }
+MAMBA = {"mamba_n_heads": 6, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_conv": 3}
+GRANITE = {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 30}
+GRANITE |= {"layer_types": ["mamba", "attention", "mamba"]}
+NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "hybrid_override_pattern": "MEM*-E",
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "vocab_size": 100,
+    "max_position_embeddings": 32,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "n_groups": 2,
+    "conv_kernel": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 40,
+}
 
 
 def family(kind: str, **changes: Any) -> dict[str, Any]:
@@ -76,6 +99,14 @@ CONFIGS = {
     "bloom": BLOOM,
     "nemotron": family("nemotron", head_dim=8),
     "nemotron-biases": family("nemotron", head_dim=8, attention_bias=True, mlp_bias=True),
+    "nemotron_h": NEMOTRON_H,
+    "nemotron_h-latent-experts": NEMOTRON_H | {"moe_latent_size": 12, "hybrid_override_pattern": "MEM*EME"},
+    "nemotron_h-dense": NEMOTRON_H | {"hybrid_override_pattern": "M-M*-M", "use_conv_bias": False},
+    "bamba": family("bamba", **MAMBA, attn_layer_indices=[1]),
+    "granitemoehybrid": family("granitemoehybrid", **MAMBA, **GRANITE),
+    "granitemoehybrid-dense": family("granitemoehybrid", **MAMBA, **GRANITE | {"num_local_experts": 0}),
+    "falcon_h1": family("falcon_h1", **MAMBA | {"mamba_d_ssm": 40, "mamba_n_heads": 5}),
+    "falcon_h1-norms": family("falcon_h1", **MAMBA, mamba_d_ssm=96, mamba_rms_norm=True),
     "bert": family("bert", num_key_value_heads=6),
     "bert-token-types": family("bert", num_key_value_heads=6, type_vocab_size=5),
     "vit": VIT,

@@ -19,6 +19,7 @@ from trainworks.plan.flops import (
     hardware_flops_per_token,
     layers_matmul_parameters,
     model_flops_per_token,
+    scan_flops_per_token,
 )
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.parameters import head_matmul_parameters
@@ -126,6 +127,7 @@ def test_full_recomputation_is_a_third_more_but_for_the_ends(name: str) -> None:
     """Every layer's forward once more; embeddings and output are not computed again."""
     full = hardware_flops_per_token(shape(name), LENGTH, Recompute.FULL)
     layers = 6 * layers_matmul_parameters(shape(name)) + attention_flops_per_token(shape(name), LENGTH)
+    layers += 3 * scan_flops_per_token(shape(name))
     assert full - model_flops_per_token(shape(name), LENGTH) == pytest.approx(layers / 3)
 
 

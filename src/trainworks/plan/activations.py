@@ -8,7 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from trainworks.plan.layouts import Array, Layouts, Recompute
-from trainworks.plan.parameters import head_dims, num_expert_layers
+from trainworks.plan.parameters import (
+    head_dims,
+    mixer_values,
+    num_attention_layers,
+    num_dense_layers,
+    num_expert_layers,
+    num_sublayers,
+)
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
@@ -70,6 +77,10 @@ def activation_bytes(
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
                    without a gate
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
+        mixers     e (3 i + 2 G N + H) / t: the outputs of the input projection and of the scan, whose kernel computes
+                   the convolution, the states and the norm again (mamba_ssm, ssd_combined.py)
+
+    Of a hybrid, each for the layers that have it: an average layer.
 
         zero bubble  the gradients of the outputs of all products, for the gradients of the weights later
 
@@ -89,35 +100,34 @@ def activation_bytes(
     t = layouts.tp
     split = np.where(layouts.sequence_parallel > 0, t, 1.0)
     stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
-    casts = has_casts(layouts, precision, software)
-    norms = 2.0 * stream
+    attending, halves = num_attention_layers(shape) / shape.layers, num_sublayers(shape) / shape.layers
+    norms = halves * stream
     fused = software.fuses(experts=bool(shape.experts))
     if shape.gated_mlp and software.norm_bytes and not (shape.experts and fused):
-        norms = 2.0 * software.norm_bytes * tokens * shape.hidden / split
-    inputs = np.where(casts > 0, 5.0 if shape.gated_mlp else 4.0, 2.0) * e * shape.hidden
+        norms = halves * software.norm_bytes * tokens * shape.hidden / split
+    copies = np.where(has_casts(layouts, precision, software) > 0, 5.0 if shape.gated_mlp else 4.0, 2.0)
+    inputs = copies * e * shape.hidden * (halves / 2)
     inputs = inputs / (1.0 if software.native or software.keeps_gathered else split)
     dropouts = (0.0 if software.fused_attention else 2.0 * shape.hidden) / split
     query_dim, value_dim = head_dims(shape)
-    heads = e * ((shape.heads + shape.kv_heads) * (query_dim + value_dim) + software.copied_heads * value_dim) / t
-    heads = heads + (4.0 * shape.heads / t if software.fused_attention else 0.0)
-    if software.native:
-        heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
+    of_queries, of_keys = attending * shape.heads, attending * shape.kv_heads
+    heads = _mixing_bytes(shape, layouts, e, software)
     width, products = _mlp_widths(shape, layouts, fused and software.fused_gate)
     mlp = e * width / t
     if precision in ("fp8", "fp4") and fused:
-        inputs = inputs - 2.0 * shape.hidden / split
-        mlp = mlp - (shape.heads * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
+        inputs = inputs - halves * shape.hidden / split
+        mlp = mlp - (of_queries * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
     whole = norms + tokens * (inputs + dropouts + heads + mlp + later)
-    projected = (shape.heads * query_dim + shape.kv_heads * (query_dim + value_dim)) / t
-    scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * shape.heads / t
+    projected = (of_queries * query_dim + of_keys * (query_dim + value_dim)) / t
+    scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * of_queries / t
     kept = {
         "attention": norms + tokens * _without_modules(shape, heads, products / t, precision, t)
         if recomputes_modules(shape, software)
         else whole,
-        "products": 2.0 * stream + tokens * (heads + e * products / t + e * shape.hidden),
+        "products": halves * stream + tokens * (heads + e * products / t + e * shape.hidden),
         "every second product": stream
-        + tokens * e * ((2.0 * shape.heads * value_dim + shape.kv_heads * query_dim + products / 2) / t + shape.hidden),
+        + tokens * e * ((2.0 * of_queries * value_dim + of_keys * query_dim + products / 2) / t + shape.hidden),
         "projections": stream + tokens * e * (shape.hidden + projected),
         "queries": stream + tokens * e * projected,
     }[software.selective]
@@ -125,10 +135,21 @@ def activation_bytes(
     return np.where(chosen == Recompute.FULL, stream, np.where(chosen == Recompute.SELECTIVE, kept, whole + scores))
 
 
+def _mixing_bytes(shape: ModelShape, layouts: Layouts, e: int, software: Software) -> Array:
+    """Bytes per token of what attention and mixers take and give, on average over the blocks."""
+    query_dim, value_dim = head_dims(shape)
+    t = layouts.tp
+    heads = e * ((shape.heads + shape.kv_heads) * (query_dim + value_dim) + software.copied_heads * value_dim) / t
+    heads = heads + (4.0 * shape.heads / t if software.fused_attention else 0.0)
+    if software.native:
+        heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
+    return num_attention_layers(shape) / shape.layers * heads + e * mixer_values(shape) / t
+
+
 def _without_modules(shape: ModelShape, heads: Array, products: Array, precision: str, tp: Array) -> Array:
     """Bytes per token that a block keeps beside its norms' inputs, see `recomputes_modules`."""
     e, latent = element_bytes(precision), shape.latent
-    if latent:
+    if latent and not shape.state_space:
         heads = e * (latent.query_rank + latent.kv_rank + shape.heads * latent.value_head_dim / tp)
     return heads + (1.0 if precision in ("fp8", "fp4") else e) * products
 
@@ -139,12 +160,14 @@ def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool) -> tuple[Array
     kept = gates + 1.0 + float(shape.gated_mlp and not fused)
     dense, first = kept * shape.feed_forward, gates * shape.feed_forward
     ones = np.ones(len(layouts))
+    share, rest = num_expert_layers(shape) / shape.layers, num_dense_layers(shape) / shape.layers
     if not shape.experts:
-        return dense * ones, first * ones
-    hidden = 2.0 * ones if fused else np.where(layouts.ep > 1, 5.0, 3.0)
-    routed = shape.experts_per_token * (kept * shape.expert_feed_forward + hidden * shape.hidden)
-    routed_first = shape.experts_per_token * (gates * shape.expert_feed_forward + shape.hidden)
-    share = num_expert_layers(shape) / shape.layers
-    width = share * (routed + kept * shape.shared_feed_forward) + (1 - share) * dense
-    products = share * (routed_first + gates * shape.shared_feed_forward) + (1 - share) * first
+        return rest * dense * ones, rest * first * ones
+    hidden = (2.0 * ones if fused else np.where(layouts.ep > 1, 5.0, 3.0)) * (shape.expert_latent or shape.hidden)
+    routed = shape.experts_per_token * (kept * shape.expert_feed_forward + hidden)
+    routed_first = shape.experts_per_token * (gates * shape.expert_feed_forward + (shape.expert_latent or shape.hidden))
+    if not shape.state_space:
+        rest = 1 - share
+    width = share * (routed + kept * shape.shared_feed_forward) + rest * dense
+    products = share * (routed_first + gates * shape.shared_feed_forward) + rest * first
     return width, products * ones

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from trainworks.plan.activations import has_casts, recomputes_modules
 from trainworks.plan.collectives import parts_reached
 from trainworks.plan.compute import DeviceRates, product_s, traffic_s
+from trainworks.plan.flops import scan_flops_per_token
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
-from trainworks.plan.parameters import head_dims
+from trainworks.plan.parameters import head_dims, mixer_bytes, num_attention_layers, num_dense_layers, num_expert_layers
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
@@ -35,6 +36,9 @@ _LAUNCHES_EAGER_FP8 = (26, 51)
 and a tensor class of Python around them. From one run on an H100 (benchmarks/RESULTS.md), which it was fitted to."""
 _KERNELS_EXPERT = 30
 """More of a block with experts: routing, sorting, permuting; forward and backward alike."""
+
+
+_Part = Literal["attention", "mixer", "mlp", "experts"]
 
 
 class _Product(NamedTuple):
@@ -86,11 +90,23 @@ def block_times(
     Backward does each product twice: the gradient of the input [m, n] x [n, k] and of the weight [k, m] x [m, n].
     Recomputation repeats the whole forward (full), or what lies between the projections (selective); in a
     PyTorch-native program selective recomputation repeats chosen operations, `selective_share` of the forward.
+    The parts of a hybrid's layers are taken one by one.
     """
-    dense = shape.dense_layers if shape.experts else shape.layers
+    dense, routed = num_dense_layers(shape), num_expert_layers(shape)
+    parts: list[tuple[int, frozenset[_Part]]] = [
+        (dense, frozenset({"attention", "mlp"})),
+        (routed, frozenset({"attention", "experts"})),
+    ]
+    if shape.state_space is not None:
+        parts = [
+            (shape.state_space.layers, frozenset({"mixer"})),
+            (num_attention_layers(shape), frozenset({"attention"})),
+            (dense, frozenset({"mlp"})),
+            (routed, frozenset({"experts"})),
+        ]
     kinds = [
-        (count / shape.layers, _one_kind(shape, layouts, sequence_length, device, software, experts))
-        for count, experts in [(dense, False), (shape.layers - dense, True)]
+        (count / shape.layers, _one_kind(shape, layouts, sequence_length, device, software, each))
+        for count, each in parts
         if count
     ]
     return BlockTimes(
@@ -101,17 +117,17 @@ def block_times(
 
 
 def _one_kind(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, software: Software, experts: bool
+    shape: ModelShape,
+    layouts: Layouts,
+    sequence_length: int,
+    device: DeviceRates,
+    software: Software,
+    parts: frozenset[_Part],
 ) -> BlockTimes:
-    products = [*_attention_products(shape, layouts, sequence_length)]
-    products += (
-        _expert_products(shape, layouts, sequence_length, device.coefficients.routed_share)
-        if experts
-        else _mlp_products(shape, layouts, sequence_length, shape.feed_forward)
-    )
+    products = _block_products(shape, layouts, sequence_length, device, parts)
     forward, backward = _products_s(products, device)
-    core_forward, core_backward = _attention_core_s(shape, layouts, sequence_length, device, software)
-    traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, experts), device)
+    core_forward, core_backward = _core_s(shape, layouts, sequence_length, device, software, parts)
+    traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, parts), device)
     if device.casts and software.framework != "megatron":  # which keeps the weights of a step in 8 bits
         weights = np.zeros(len(layouts))
         for product in products:
@@ -119,10 +135,10 @@ def _one_kind(
         traffic = traffic + traffic_s(_cast_bytes(device, software) * weights, device)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
-    launched_forward, launched_backward = _launches(shape, layouts, device, software, experts)
+    launched_forward, launched_backward = _launches(shape, layouts, device, software, parts)
     forward = _with_launches(forward, launched_forward, device)
     if recomputes_modules(shape, software):
-        core_forward = _modules_s(shape, layouts, sequence_length, device, experts)
+        core_forward = _modules_s(shape, layouts, sequence_length, device, parts)
     selective = {
         "attention": core_forward,
         "products": device.coefficients.selective_share * forward,
@@ -131,31 +147,67 @@ def _one_kind(
         "queries": device.coefficients.projections_share * forward,
     }[software.selective]
     whole = forward
-    if not experts and not software.repeats_last:  # experts' last products are needed for the gradients of the router
+    if (
+        "experts" not in parts and not software.repeats_last
+    ):  # experts' last products are needed for the gradients of the router
         whole = forward - _products_s(products[-1:], device)[0]
     is_selective = layouts.recompute == Recompute.SELECTIVE
     again = np.where(layouts.recompute == Recompute.FULL, whole, np.where(is_selective, selective, 0.0))
     return BlockTimes(forward, _with_launches(backward, launched_backward, device), again)
 
 
-def _launches(
-    shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software, experts: bool
+def _block_products(
+    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, parts: frozenset[_Part]
+) -> list[_Product]:
+    products = [*_attention_products(shape, layouts, sequence_length)] if "attention" in parts else []
+    if (mixer := shape.state_space) is not None and "mixer" in parts:  # tp cuts its heads and groups
+        tokens, t = _tokens(layouts, sequence_length), layouts.tp
+        products += [_Product(tokens, mixer.projected / t, shape.hidden)]
+        products += [_Product(tokens, shape.hidden, mixer.inner / t)]
+    if "experts" in parts:
+        return products + _expert_products(shape, layouts, sequence_length, device.coefficients.routed_share)
+    return products + (_mlp_products(shape, layouts, sequence_length, shape.feed_forward) if "mlp" in parts else [])
+
+
+def _core_s(
+    shape: ModelShape,
+    layouts: Layouts,
+    sequence_length: int,
+    device: DeviceRates,
+    software: Software,
+    parts: frozenset[_Part],
 ) -> tuple[Array, Array]:
-    """Kernels of one block that the host launches, forward and backward; shape [n] each.
+    """What is computed between the projections: attention, or a mixer's scan, at the rate of attention over a chunk."""
+    if "attention" in parts:
+        return _attention_core_s(shape, layouts, sequence_length, device, software)
+    if (mixer := shape.state_space) is None or "mixer" not in parts:
+        return np.zeros(len(layouts)), np.zeros(len(layouts))
+    flops = _tokens(layouts, sequence_length) / layouts.tp * scan_flops_per_token(shape) / mixer.layers
+    if device.measured_attention_flops_per_s is not None:
+        return flops / device.measured_attention_flops_per_s, 2.0 * flops / device.measured_attention_flops_per_s
+    rates = device.attention_rates(mixer.head_dim, mixer.chunk, causal=False)
+    return flops / rates[0], 2.5 * flops / rates[1]  # backward computes a chunk's scores again
+
+
+def _launches(
+    shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software, parts: frozenset[_Part]
+) -> tuple[Array, Array]:
+    """Kernels of one block that the host launches, forward and backward; shape [n] each. A part alone has half.
 
     Transformer Engine's GroupedLinear launches two products of each local expert forward and four backward, in 8 and 4
     bits with a cast each.
     """
+    experts, share = "experts" in parts, len(parts) / 2
     fused = software.fuses(experts=experts)
     forward, backward = _KERNELS if fused else _KERNELS_EAGER[shape.gated_mlp]
     if software.framework == "torch" and not fused and device.is_queued and device.precision == "fp8" and not experts:
         linear_layers = 7 if shape.gated_mlp else 6
         forward += linear_layers * _LAUNCHES_EAGER_FP8[0]
         backward += linear_layers * _LAUNCHES_EAGER_FP8[1]
-    extra = np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0) + experts * _KERNELS_EXPERT
+    extra = share * np.where(layouts.tp > 1, software.distributed_operations / 2, 0.0) + experts * _KERNELS_EXPERT
     grouped = 2.0 * (1 + (device.precision in ("fp8", "fp4"))) * shape.experts / layouts.ep
     grouped = grouped * (experts and software.framework == "megatron")
-    return forward + extra + grouped, backward + extra + 2 * grouped
+    return share * forward + extra + grouped, share * backward + extra + 2 * grouped
 
 
 def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -> Array:
@@ -212,12 +264,15 @@ def _latent_lifts(shape: ModelShape, layouts: Layouts, sequence_length: int) -> 
         yield _Product(tokens, heads * (latent.nope_head_dim + latent.value_head_dim), latent.kv_rank)
 
 
-def _modules_s(shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, experts: bool) -> Array:
+def _modules_s(
+    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, parts: frozenset[_Part]
+) -> Array:
     """What is computed again of norms, latent lifts and the experts' activation functions; see `recomputes_modules`."""
-    split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
-    values = 4 * shape.hidden / split + experts * (3 if shape.gated_mlp else 2) * _mlp_width(shape, layouts)
+    split, experts = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0), "experts" in parts
+    norms = 2 * len(parts) * shape.hidden / split
+    values = norms + experts * (3 if shape.gated_mlp else 2) * _mlp_width(shape, layouts)
     moved_s = traffic_s(device.element_bytes * _tokens(layouts, sequence_length) * values, device)
-    lifts = [*_latent_lifts(shape, layouts, sequence_length)]
+    lifts = [*_latent_lifts(shape, layouts, sequence_length)] if "attention" in parts else []
     return moved_s + _products_s(lifts, device)[0] if lifts else moved_s
 
 
@@ -236,11 +291,14 @@ def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int, 
     """Routed tokens are k M / t per rank for any ep; they meet E / ep experts. tp does not cut experts."""
     routed = _tokens(layouts, sequence_length) * shape.experts_per_token / layouts.tp
     local = shape.experts / layouts.ep
-    rows, hidden, width = routed / local, shape.hidden, shape.expert_feed_forward
+    rows, hidden, width = routed / local, shape.expert_latent or shape.hidden, shape.expert_feed_forward
     products = [
         _Product(rows, (2 if shape.gated_mlp else 1) * width, hidden, local, share),
         _Product(rows, hidden, width, local, share),
     ]
+    if shape.expert_latent:  # down and up again, of a token once
+        tokens, latent = _tokens(layouts, sequence_length) / layouts.tp, shape.expert_latent
+        products += [_Product(tokens, latent, shape.hidden), _Product(tokens, shape.hidden, latent)]
     if shape.shared_feed_forward:
         products += _mlp_products(shape, layouts, sequence_length, shape.shared_feed_forward)
     return products
@@ -281,28 +339,37 @@ def _attention_core_s(
 
 
 def _block_bytes(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, software: Software, experts: bool
+    shape: ModelShape,
+    layouts: Layouts,
+    sequence_length: int,
+    device: DeviceRates,
+    software: Software,
+    parts: frozenset[_Part],
 ) -> Array:
     """Bytes that element-wise kernels of one block move forward.
 
     Per token: two norms (read, write) and two residual additions (2 reads, write): 10 e h, split over t with sequence
     parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 5 where it is
     apart from the gate, 2 e f / t plain; with 8-bit products the casts of every product's input, k h / t of the routed
-    ones; e h / t for each of `permuted_copies`.
+    ones; e h / t for each of `permuted_copies`. A part alone has one norm and one addition.
     """
-    e = device.element_bytes
+    e, experts, received = device.element_bytes, "experts" in parts, shape.expert_latent or shape.hidden
     tokens = _tokens(layouts, sequence_length)
     hidden_share = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     query_dim, value_dim = head_dims(shape)
-    heads = (shape.heads * query_dim + shape.kv_heads * value_dim) / layouts.tp
-    width = _mlp_width(shape, layouts) if experts else shape.feed_forward / layouts.tp
+    heads = (shape.heads * query_dim + shape.kv_heads * value_dim) / layouts.tp * ("attention" in parts)
+    width = _mlp_width(shape, layouts) if experts else shape.feed_forward / layouts.tp * ("mlp" in parts)
     passes = (3 if software.fused_gate else 5) if shape.gated_mlp else 2
-    per_token = 10 * e * shape.hidden / hidden_share + 4 * e * heads + passes * e * width
+    per_token = 5 * len(parts) * e * shape.hidden / hidden_share + 4 * e * heads + passes * e * width
+    if (mixer := shape.state_space) is not None and "mixer" in parts:
+        per_token = per_token + mixer_bytes(shape, e) / layouts.tp
+        heads = heads + mixer.inner / layouts.tp  # the input of its last product
     if experts:
-        per_token = per_token + e * shape.hidden * permuted_copies(shape, layouts, software) / layouts.tp
+        per_token = per_token + e * received * permuted_copies(shape, layouts, software) / layouts.tp
     if device.casts:
-        routed = experts * shape.experts_per_token / layouts.tp
-        per_token = per_token + _cast_bytes(device, software) * ((3 + routed) * shape.hidden + heads + width)
+        routed = experts * shape.experts_per_token / layouts.tp * (received / shape.hidden)
+        inputs = 1.5 * len(parts) + routed
+        per_token = per_token + _cast_bytes(device, software) * (inputs * shape.hidden + heads + width)
     return tokens * per_token * unfused_factor(shape, layouts, device, software)
 
 

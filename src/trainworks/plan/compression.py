@@ -14,6 +14,7 @@ from trainworks.plan.parameters import (
     attention_sizes,
     embedding_parameters,
     mlp_sizes,
+    num_attention_layers,
     num_dense_layers,
     num_expert_layers,
     output_parameters,
@@ -95,9 +96,11 @@ def _matrices(shape: ModelShape | ConvNetShape) -> list[tuple[int, int, int]]:
         return [*((each.count, each.out_channels, columns) for each, columns in kernels), classifier]
     h = shape.hidden
     found = [(1, embedding_parameters(shape) // h, h), (1, output_parameters(shape) // h, h)]
-    found += [(shape.layers, rows, columns) for columns, rows in attention_sizes(shape).values()]
+    found += [(num_attention_layers(shape), rows, columns) for columns, rows in attention_sizes(shape).values()]
+    if (mixer := shape.state_space) is not None:
+        found += [(mixer.layers, mixer.projected, h), (mixer.layers, h, mixer.inner)]
     found += [(num_dense_layers(shape), rows, columns) for columns, rows in mlp_sizes(shape).values()]
-    layers, experts = num_expert_layers(shape), (shape.experts, h * shape.expert_feed_forward)
+    layers, experts = num_expert_layers(shape), (shape.experts, (shape.expert_latent or h) * shape.expert_feed_forward)
     shared = shape.shared_feed_forward, h
     return [
         *found,

@@ -1,6 +1,7 @@
 """Floating-point operations of training a transformer, and the conventions that published figures follow.
 
-Symbols: those of `parameters`, T sequence length, P matrix weights that one token passes, w context of a layer.
+Symbols: those of `parameters`, T sequence length, P matrix weights that one token passes, w context of a layer; of
+Mamba-2 mixers H heads of p values, N state, G groups, Q chunk.
 A multiplication and an addition are 2 FLOPs; backward costs twice forward. Norms, activations, softmax, rotation and
 the embedding look-up are left out (about 1 %).
 """
@@ -13,6 +14,7 @@ from typing import Literal
 
 from trainworks.plan import parameters
 from trainworks.plan.layouts import Recompute
+from trainworks.plan.parameters import num_attention_layers
 from trainworks.record.model_shape import ModelShape
 
 FlopsConvention = Literal["model", "model-causal", "hardware-selective", "hardware-full", "sc21-model", "sc21-hardware"]
@@ -32,14 +34,15 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
 
     P are a layer's matrix weights: with experts only those that a token visits, and the router. Attention is counted
     in full, not halved for causality; a sliding window bounds T in its layers. Of an image, the patches are projected
-    and one token is classified; `sequence_length` is patches + 1 there. Source: PaLM (Chowdhery et al. 2022),
-    appendix B.
+    and one token is classified; `sequence_length` is patches + 1 there. Mamba-2 mixers have their scan instead
+    of attention. Source: PaLM (Chowdhery et al. 2022), appendix B.
     """
     ends: float = parameters.head_matmul_parameters(shape)
     if shape.patch_values:
         ends = (shape.hidden * shape.patch_values * (sequence_length - 1) + ends) / sequence_length
     matrices = layers_matmul_parameters(shape) + ends
-    return 6.0 * matrices + attention_flops_per_token(shape, sequence_length)
+    mixing = attention_flops_per_token(shape, sequence_length) + 3.0 * scan_flops_per_token(shape)
+    return 6.0 * matrices + mixing
 
 
 def causal_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
@@ -51,7 +54,7 @@ def causal_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
         return model_flops_per_token(shape, sequence_length)
     window = min(shape.window, sequence_length)
     windowed = shape.window_layers * window * (0.5 if shape.chunked else 1 - window / (2 * sequence_length))
-    contexts = (shape.layers - shape.window_layers) * sequence_length / 2 + windowed
+    contexts = (num_attention_layers(shape) - shape.window_layers) * sequence_length / 2 + windowed
     attention = _flops_per_context(shape) * contexts
     full = attention_flops_per_token(shape, sequence_length)
     return model_flops_per_token(shape, sequence_length) - full + attention
@@ -63,18 +66,19 @@ def hardware_flops_per_token(shape: ModelShape, sequence_length: int, recompute:
     Args:
         shape: the model.
         sequence_length: T.
-        recompute: NONE adds nothing; SELECTIVE the forward of attention between the projections, a third of its
-            FLOPs; FULL the forward of every layer, a third of the layers' FLOPs. The output is never computed again.
+        recompute: NONE adds nothing; SELECTIVE the forward of attention and scan between the projections, a third of
+            their FLOPs; FULL the forward of every layer, a third of the layers' FLOPs. The output is never computed
+            again.
 
     Source: Korthikanti et al. 2022, appendix A.
     """
     model = model_flops_per_token(shape, sequence_length)
-    attention = attention_flops_per_token(shape, sequence_length)
+    mixing = attention_flops_per_token(shape, sequence_length) / 3 + scan_flops_per_token(shape)
     if recompute == Recompute.NONE:
         return model
     if recompute == Recompute.SELECTIVE:
-        return model + attention / 3
-    return model + 2.0 * layers_matmul_parameters(shape) + attention / 3
+        return model + mixing
+    return model + 2.0 * layers_matmul_parameters(shape) + mixing
 
 
 def attention_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
@@ -84,7 +88,26 @@ def attention_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     for the scores and v for the mix.
     """
     windowed = shape.window_layers * min(shape.window, sequence_length)
-    return _flops_per_context(shape) * ((shape.layers - shape.window_layers) * sequence_length + windowed)
+    full = num_attention_layers(shape) - shape.window_layers
+    return _flops_per_context(shape) * (full * sequence_length + windowed)
+
+
+def scan_flops_per_token(shape: ModelShape) -> float:
+    """FLOPs of convolutions and scans forward, all Mamba-2 mixers; 0 without any.
+
+        2 k (i + 2 G N)     the convolution over k tokens
+        2 G Q N + 2 H Q p   inside a chunk: scores of its tokens, and their sum of the inputs
+        4 H N p             what a chunk adds to the state, and what a token reads from it
+
+    A chunk is computed whole, masked or not; passing states between chunks is left out (1 / Q of the last term).
+    Source: Dao and Gu 2024, section 6 (the SSD algorithm).
+    """
+    mixer = shape.state_space
+    if mixer is None:
+        return 0.0
+    inside = 2.0 * mixer.chunk * (mixer.groups * mixer.state + mixer.inner)
+    states = 4.0 * mixer.inner * mixer.state
+    return mixer.layers * (2.0 * mixer.convolution * mixer.convolved + inside + states)
 
 
 def _flops_per_context(shape: ModelShape) -> float:
@@ -96,11 +119,15 @@ def _flops_per_context(shape: ModelShape) -> float:
 
 
 def layers_matmul_parameters(shape: ModelShape) -> int:
-    """Matrix weights that one token passes in all layers: L attention + D dense MLP + (L - D)(k e + s + router)."""
+    """Matrix weights that one token passes in all layers: L attention + D dense MLP + (L - D)(k e + s + router).
+
+    A hybrid has fewer layers of each kind, and the projections of its mixers.
+    """
     routed = shape.experts_per_token * parameters.expert_parameters(shape)
     visited = routed + parameters.shared_expert_parameters(shape) + parameters.router_parameters(shape)
     return (
-        shape.layers * parameters.attention_parameters(shape)
+        num_attention_layers(shape) * parameters.attention_parameters(shape)
+        + (shape.state_space.layers * parameters.scanned_parameters(shape) if shape.state_space else 0)
         + parameters.num_dense_layers(shape) * parameters.dense_mlp_parameters(shape)
         + parameters.num_expert_layers(shape) * visited
     )

@@ -12,6 +12,7 @@ Functions count the weights of *one* layer unless documented otherwise, and matr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +23,24 @@ from trainworks.record.model_shape import ModelShape
 def num_parameters(shape: ModelShape) -> int:
     """All weights of the model; a matrix shared by input and output counts once.
 
-    N = dense layers + layers with experts + input + output + `small.model`.
+    N = layers + input + output + `small.model`.
     """
-    dense = num_dense_layers(shape) * dense_layer_parameters(shape)
-    experts = num_expert_layers(shape) * expert_layer_parameters(shape)
-    return dense + experts + embedding_parameters(shape) + output_parameters(shape) + shape.small.model
+    ends = embedding_parameters(shape) + output_parameters(shape)
+    return layers_parameters(shape) + ends + shape.small.model
+
+
+def layers_parameters(shape: ModelShape) -> int:
+    """Weights of all layers, norms and biases included: of dense ones and those with experts, or of a hybrid's parts.
+
+    Mixers and MLPs of a hybrid are counted one by one: a layer may have either, or both.
+    """
+    dense, experts = num_dense_layers(shape), num_expert_layers(shape)
+    if shape.state_space is None:
+        return dense * dense_layer_parameters(shape) + experts * expert_layer_parameters(shape)
+    mixers = num_attention_layers(shape) * attention_parameters(shape)
+    mixers += shape.state_space.layers * (state_space_parameters(shape) + shape.state_space.small)
+    mlps = dense * (dense_mlp_parameters(shape) + shape.small.dense_mlp) + experts * _experts_of_layer(shape)
+    return mixers + mlps + shape.layers * shape.small.layer
 
 
 def active_parameters(shape: ModelShape) -> int:
@@ -48,7 +62,8 @@ def resized(
     Args:
         shape: the model as it is.
         layers: a model with experts keeps its dense layers, which come first, unless `dense_layers` is given;
-            a window keeps its share of the layers, rounded up, and a cut model predicts no further tokens.
+            a window keeps its share of the layers, rounded up, and a cut model predicts no further tokens. Each kind
+            of a hybrid's layers keeps its share, rounded.
         dense_layers: ignored for a model without experts.
         vocabulary: padded to a multiple, for example.
         max_sequence_length: only learned positions cost parameters.
@@ -59,22 +74,87 @@ def resized(
         "vocabulary": vocabulary,
         "max_sequence_length": max_sequence_length,
     }
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if layers is not None:
         changes["window_layers"] = -(-layers * shape.window_layers // shape.layers)
+        changes |= _cut_parts(shape, layers)
         changes["further_tokens"] = shape.further_tokens if layers >= shape.layers else 0
     changed = shape.model_copy(update=changes)
     return changed.model_copy(update={"num_parameters": num_parameters(changed)})
 
 
+def _cut_parts(shape: ModelShape, layers: int) -> dict[str, Any]:
+    def part(count: int | None) -> int | None:
+        return None if count is None else round(count * layers / shape.layers)
+
+    if shape.state_space is None:
+        return {}
+    mixers = shape.state_space.model_copy(update={"layers": part(shape.state_space.layers)})
+    changes = {"attention_layers": part(shape.attention_layers), "mlp_layers": part(shape.mlp_layers)}
+    return {**changes, "state_space": mixers}
+
+
+def mixer_bytes(shape: ModelShape, element_bytes: int) -> float:
+    """Bytes per token that the kernels of one mixer move forward, less the norm before it: 4 e (c + i) + 16 i N / Q,
+    with c = i + 2 G N convolved values and chunks of Q tokens.
+
+    Input and output of the convolution, which the scan reads twice; output of the scan, and a gated norm of it; and
+    the states of the chunks in fp32, written and read twice. 0 without mixers.
+    """
+    mixer = shape.state_space
+    if mixer is None:
+        return 0.0
+    states = 16.0 * mixer.inner * mixer.state / mixer.chunk
+    return 4.0 * element_bytes * (mixer.convolved + mixer.inner) + states
+
+
+def mixer_values(shape: ModelShape) -> float:
+    """Values per token that mixers keep, on average over the layers: 3 i + 2 G N + H of each that has one."""
+    mixer = shape.state_space
+    return 0.0 if mixer is None else mixer.layers / shape.layers * (mixer.projected + mixer.inner)
+
+
 def num_expert_layers(shape: ModelShape) -> int:
-    """Layers with experts: L - D; 0 for a dense model."""
-    return max(0, shape.layers - shape.dense_layers) if shape.experts else 0
+    """Layers with experts: L - D, of a hybrid those with an MLP less D; 0 for a dense model."""
+    return max(0, _num_mlp_layers(shape) - shape.dense_layers) if shape.experts else 0
 
 
 def num_dense_layers(shape: ModelShape) -> int:
-    """Layers with a dense MLP: L for a dense model, D with experts."""
-    return shape.layers - num_expert_layers(shape)
+    """Layers with a dense MLP: all that have an MLP for a dense model, D with experts."""
+    return _num_mlp_layers(shape) - num_expert_layers(shape)
+
+
+def num_attention_layers(shape: ModelShape) -> int:
+    """Layers with attention: L, fewer in a hybrid."""
+    return shape.layers if shape.attention_layers is None else shape.attention_layers
+
+
+def num_sublayers(shape: ModelShape) -> int:
+    """Residual additions of all layers, each behind a norm: 2 L, fewer where a layer is a mixer or an MLP alone.
+
+    Attention and a Mamba-2 mixer side by side are one.
+    """
+    mixers = num_attention_layers(shape) + (shape.state_space.layers if shape.state_space else 0)
+    return min(shape.layers, mixers) + _num_mlp_layers(shape)
+
+
+def _num_mlp_layers(shape: ModelShape) -> int:
+    return shape.layers if shape.mlp_layers is None else shape.mlp_layers
+
+
+def state_space_parameters(shape: ModelShape) -> int:
+    """Matrices of one Mamba-2 mixer and its convolution: h (2 i + 2 G N + H) + i h + k (i + 2 G N).
+
+    i is the width of all heads, H their number, N the state, G the groups, k the convolution's length; 0 without.
+    """
+    mixer = shape.state_space
+    return 0 if mixer is None else scanned_parameters(shape) + mixer.convolution * mixer.convolved
+
+
+def scanned_parameters(shape: ModelShape) -> int:
+    """The projections into and out of one Mamba-2 mixer: h (2 i + 2 G N + H) + i h; 0 without."""
+    mixer = shape.state_space
+    return 0 if mixer is None else shape.hidden * (mixer.projected + mixer.inner)
 
 
 def dense_layer_parameters(shape: ModelShape) -> int:
@@ -85,9 +165,13 @@ def dense_layer_parameters(shape: ModelShape) -> int:
 
 def expert_layer_parameters(shape: ModelShape) -> int:
     """All weights of one layer with experts, norms and biases included."""
+    return attention_parameters(shape) + _experts_of_layer(shape) + shape.small.layer
+
+
+def _experts_of_layer(shape: ModelShape) -> int:
+    """Routed and shared experts of a layer, with the router and its biases."""
     routed = shape.experts * (expert_parameters(shape) + shape.small.expert)
-    shared = shared_expert_parameters(shape) + router_parameters(shape) + shape.small.router
-    return attention_parameters(shape) + routed + shared + shape.small.layer
+    return routed + shared_expert_parameters(shape) + router_parameters(shape) + shape.small.router
 
 
 def attention_parameters(shape: ModelShape) -> int:
@@ -142,8 +226,8 @@ def dense_mlp_parameters(shape: ModelShape) -> int:
 
 
 def expert_parameters(shape: ModelShape) -> int:
-    """Matrices of one routed expert: 3 h e with a gate, 2 h e without; 0 for a dense model."""
-    return _num_mlp_matrices(shape) * shape.hidden * shape.expert_feed_forward
+    """Matrices of one routed expert: 3 h e with a gate, 2 h e without, of h the latent width; 0 for a dense model."""
+    return _num_mlp_matrices(shape) * (shape.expert_latent or shape.hidden) * shape.expert_feed_forward
 
 
 def shared_expert_parameters(shape: ModelShape) -> int:
@@ -152,8 +236,8 @@ def shared_expert_parameters(shape: ModelShape) -> int:
 
 
 def router_parameters(shape: ModelShape) -> int:
-    """The router's matrix: h E; 0 for a dense model."""
-    return shape.hidden * shape.experts
+    """The router's matrix, h E, and with a latent width l of the routed experts 2 h l; 0 for a dense model."""
+    return shape.hidden * (shape.experts + 2 * shape.expert_latent)
 
 
 def embedding_parameters(shape: ModelShape) -> int:
@@ -268,6 +352,10 @@ def stage_parameters(
         without_experts = blocks * num_dense_layers(shape) / shape.layers
     first, last = embedding_parameters(shape), head_matmul_parameters(shape)
     edges = np.where(np.asarray(embeddings) >= 2, first + last, embeddings * float(max(first, last)))
+    if shape.state_space is not None:  # the kinds of its layers alternate, so that every stage has a share of each
+        routed = num_expert_layers(shape) * shape.experts * expert_parameters(shape)
+        rest = blocks * (layers_parameters(shape) - routed) / shape.layers
+        return StageParameters((rest + edges) / layouts.tp, blocks * routed / shape.layers / layouts.ep)
     dense = without_experts * dense_layer_parameters(shape) + edges
     if not shape.experts:
         return StageParameters(dense=dense / layouts.tp, experts=np.zeros_like(blocks))

@@ -30,7 +30,15 @@ from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories, predict_memories
-from trainworks.plan.parameters import StageParameters, head_dims, stage_blocks, stage_parameters
+from trainworks.plan.parameters import (
+    StageParameters,
+    head_dims,
+    num_attention_layers,
+    num_expert_layers,
+    num_sublayers,
+    stage_blocks,
+    stage_parameters,
+)
 from trainworks.plan.programs import Programs
 from trainworks.plan.rates import Rates
 from trainworks.plan.software import Software
@@ -176,13 +184,14 @@ def _slowest_stage(job: TrainingJob, layouts: Layouts, block: BlockTimes, head: 
     alone = layouts.pp == 1
     # blocks and outputs for further tokens are laid out by hand, so that every stage has its share
     further = job.shape.further_tokens
-    middle, last = (blocks * (1 + further / job.shape.layers) for blocks in (middle, last))
+    more = further * (2 * job.shape.layers / num_sublayers(job.shape))  # an attention and an MLP for each
+    middle, last = (blocks * (1 + more / job.shape.layers) for blocks in (middle, last))
     output_s = head.output_s * (1 + further / layouts.pp)
     last_head = output_s + np.where(alone, head.embedding_s, 0.0)
     last_rules = alone | (last * per_block + last_head >= middle * per_block + head.embedding_s)
     blocks = np.where(last_rules, last, middle)
     head_s = np.where(last_rules, last_head, head.embedding_s)
-    through = (job.shape.layers + further) * per_block + output_s + head.embedding_s
+    through = (job.shape.layers + more) * per_block + output_s + head.embedding_s
     bubble = np.maximum(0.0, through - blocks * per_block - head_s) / layouts.interleave
     bubble = np.where(layouts.zero_bubble > 0, bubble * (1.0 - block.backward_s / block.total_s), bubble)
     return _Stage(blocks, head_s, np.where(alone, 0.0, bubble))
@@ -204,9 +213,10 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     e = float(element_bytes(job.precision))
     message = e * tokens * shape.hidden
     again = layouts.recompute == Recompute.FULL
-    share = (shape.layers - shape.dense_layers) / shape.layers if shape.experts else 0.0
+    share = num_expert_layers(shape) / shape.layers
     repeats = np.where(again, 6.0 if rates.software.repeats_last else 5.0, 4.0)
-    repeats = repeats * (1 - 0.5 * share * (shape.shared_feed_forward == 0))
+    spared = share * (shape.shared_feed_forward == 0) + (2 - num_sublayers(shape) / shape.layers)
+    repeats = repeats * (1 - 0.5 * spared)
     ones = np.ones(len(layouts))
     reduced = collective_s("all_reduce", message, layouts.tp, ones, rates.links)
     gathered = collective_s("all_gather", message, layouts.tp, ones, rates.links)
@@ -214,13 +224,29 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     hidden = rates.coefficients.tp_hidden if rates.software.tensor_overlap else 0.0
     width = np.maximum(shape.kv_heads, layouts.tp) * sum(head_dims(shape)) / layouts.tp
     kv_bytes = e * tokens * layouts.cp * width
+    attending = num_attention_layers(shape) / shape.layers
     if rates.software.context == "heads":
         cp_s = _exchange_of_heads_s(job, layouts, rates, e * tokens)
     else:
         cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, rates.links)
+    cp_s = attending * cp_s + _exchange_of_mixers_s(job, layouts, rates, e * tokens)
+    message = message * ((shape.expert_latent or shape.hidden) / shape.hidden)
     once_s = exchange_s(shape, message / layouts.tp, layouts.ep, rates.links, by_domain=rates.software.by_domain)
     ep_shown = share * (1 - rates.software.tensor_overlap * rates.coefficients.ep_hidden)
     return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_shown * np.where(again, 6.0, 4.0) * once_s
+
+
+def _exchange_of_mixers_s(job: TrainingJob, layouts: Layouts, rates: Rates, token_bytes: Array) -> Array:
+    """What Mamba-2 mixers project goes to the ranks of their heads, which scan whole sequences, and back (Megatron)."""
+    mixer = job.shape.state_space
+    if mixer is None:
+        return np.zeros(len(layouts))
+    passes = np.where(layouts.recompute == Recompute.FULL, 3.0, 2.0) * (mixer.layers / job.shape.layers)
+    exchanged: Array = passes * sum(
+        collective_s("all_to_all", token_bytes * width / layouts.tp, layouts.cp, layouts.tp, rates.links)
+        for width in (mixer.projected, mixer.inner)
+    )
+    return exchanged
 
 
 def _exchange_of_heads_s(job: TrainingJob, layouts: Layouts, rates: Rates, token_bytes: Array) -> Array:

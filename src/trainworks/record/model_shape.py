@@ -18,6 +18,39 @@ class LatentAttention(Spec):
     value_head_dim: int
 
 
+class StateSpace(Spec):
+    """Mamba-2 mixers (Dao and Gu 2024): a state of `head_dim` x `state` values per head instead of keys and values."""
+
+    layers: int
+    """Layers that have one."""
+    heads: int
+    head_dim: int
+    state: int
+    groups: int
+    """Groups of heads that share the projections B and C to and from the state."""
+    convolution: int
+    """Tokens that the convolution before the scan spans."""
+    chunk: int
+    """Tokens that the scan computes at once, as attention would."""
+    small: int
+    """Weights of one mixer outside of its projections and its convolution: decay, skip, step, biases, norm."""
+
+    @property
+    def inner(self) -> int:
+        """Values of all heads per token."""
+        return self.heads * self.head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Values per token that pass the convolution: those of the heads, and B and C."""
+        return self.inner + 2 * self.groups * self.state
+
+    @property
+    def projected(self) -> int:
+        """Outputs of the input projection per token: gate, what is convolved, and a step of each head."""
+        return self.inner + self.convolved + self.heads
+
+
 class SmallParameters(Spec):
     """Weights outside of matrix products over all tokens: norms, biases, sinks, pooler."""
 
@@ -70,6 +103,14 @@ class ModelShape(Spec):
     """The dense layers stand between those with experts, as in Llama 4 Maverick; else they come first."""
     latent: LatentAttention | None = None
     """Ranks of multi-head latent attention; None for MHA and GQA."""
+    state_space: StateSpace | None = None
+    """Mixers of a hybrid; None for a model whose layers all have attention and an MLP."""
+    attention_layers: int | None = None
+    """Layers of a hybrid that have attention; None for all."""
+    mlp_layers: int | None = None
+    """Layers of a hybrid that have an MLP or experts; None for all."""
+    expert_latent: int = 0
+    """Width to which a token is projected for its routed experts; 0 where they take it as it is."""
     window: int = 0
     """Window of layers with sliding-window attention, in tokens; 0 without such layers."""
     window_layers: int = 0

@@ -117,11 +117,13 @@ def check_common(program: str, job: HandedJob, *, precisions: Collection[str], o
 
 
 def check_language_model(program: str, job: HandedJob) -> None:
-    """Refuse other tasks than causal language modelling.
+    """Refuse other tasks than causal language modelling, and hybrids.
 
     Raises:
-        UsageError: it is another task.
+        UsageError: it is another task, or a hybrid.
     """
+    if getattr(job.shape, "state_space", None) is not None:
+        refuse(program, "it has no name here for Mamba-2 layers", "take the model's options from Megatron Bridge")
     if job.workload.task != "causal-lm":
         refuse(program, f"`task: {job.workload.task}`", "hand over a workload with `task: causal-lm`")
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from trainworks.config.finetune import Adapter
+from trainworks.errors import UsageError
 from trainworks.plan import parameters
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
@@ -26,7 +27,12 @@ def adapter_parameters(shape: ModelShape, adapter: Adapter) -> int:
     """P: r (inputs + outputs) of every adapted layer; experts and routers have none.
 
     Layers that a model has joined (`qkv_proj`) count as their parts, which have more inputs together.
+
+    Raises:
+        UsageError: the model is a hybrid of attention and Mamba-2.
     """
+    if shape.state_space is not None:
+        raise UsageError("adapters of Mamba-2 hybrids cannot be planned yet", hint="plan it without `finetune`")
     sizes = parameters.attention_sizes(shape) | ({} if shape.experts else parameters.mlp_sizes(shape))
     chosen = [
         name

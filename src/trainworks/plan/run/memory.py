@@ -16,6 +16,8 @@ from trainworks.plan.parameters import (
     dense_layer_parameters,
     expert_layer_parameters,
     expert_parameters,
+    layers_parameters,
+    num_expert_layers,
     stage_blocks,
     stage_parameters,
 )
@@ -151,6 +153,9 @@ def _largest_rank(shape: ModelShape, layouts: Layouts) -> _Rank:
     ends = stage_parameters(shape, layouts, np.zeros_like(blocks), embeddings=tables).total
     routed = shape.experts * expert_parameters(shape) / layouts.ep if shape.experts else np.zeros_like(blocks)
     around = expert_layer_parameters(shape) - routed * layouts.ep if shape.experts else dense_layer_parameters(shape)
+    if shape.state_space is not None:  # of an average layer
+        routed = routed * (num_expert_layers(shape) / shape.layers)
+        around = layers_parameters(shape) / shape.layers - routed * layouts.ep
     block = around / layouts.tp
     joined = np.clip(_SMALLEST_UNIT // (block + routed), 1, np.maximum(1, blocks))
     return _Rank(

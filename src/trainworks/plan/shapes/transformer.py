@@ -14,6 +14,7 @@ from typing import Any
 from trainworks.config.model import Model
 from trainworks.errors import UsageError
 from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole, window
+from trainworks.plan.shapes.hybrids import bamba, falcon_h1, granite_hybrid, nemotron_h
 from trainworks.record.model_shape import LatentAttention, ModelShape, SmallParameters
 
 
@@ -325,11 +326,16 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "opt": opt,
     "bloom": bloom,
     "nemotron": nemotron,
+    "nemotron_h": nemotron_h,
+    "bamba": bamba,
+    "granitemoehybrid": granite_hybrid,
+    "falcon_h1": falcon_h1,
     "bert": bert,
     "vit": vit,
 }
 """Readers of Hugging Face configs by `model_type`."""
-PLANNED_TYPES = frozenset(_READERS) - {"arctic", "glm4_moe", "llama4_text"}
+_HYBRIDS = {"nemotron_h", "bamba", "granitemoehybrid", "falcon_h1"}
+PLANNED_TYPES = frozenset(_READERS) - {"arctic", "glm4_moe", "llama4_text"} - _HYBRIDS
 """Types with formulas for ranks at hand; `transformers` computes the experts of the others in a way of its own."""
 
 
