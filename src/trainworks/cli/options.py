@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 RunsOption = Annotated[
     Path | None, typer.Option("--runs", envvar="TRAINWORKS_RUNS", help="Folder of all runs. [default: runs]")
 ]
-OptionalRun = Annotated[
-    str | None, typer.Argument(metavar="[RUN]", help="Run id, name or folder. [default: the newest run]")
-]
+OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id, name or path. [default: the newest run]")]
 Runs = Annotated[
     list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders. [default: the newest run]")
 ]
