@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.worker.harness import make_run
 from tests.worker.test_export import QWEN3, trained
@@ -133,10 +134,22 @@ def test_onnx_has_the_logits_of_transformers(runs, tmp_path):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_model_that_torch_cannot_write_as_onnx_ends_with_its_reason(tmp_path):
+    pytest.importorskip("onnxruntime", reason="NOT TESTED: ONNX; install trainworks[onnx]")
+    from trainworks.worker.exported_model import write_onnx
+
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2}
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes, **heads)).save_pretrained(tmp_path)
+    before = set(tmp_path.iterdir())
+    with pytest.raises(EnvironmentProblem, match="torch cannot write this model as ONNX: No ONNX function") as failed:
+        write_onnx(tmp_path)
+    assert "\n" not in failed.value.message
+    assert set(tmp_path.iterdir()) == before
+
+
 def test_onnx_without_its_libraries_names_the_extra(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "trainworks.api.checkpointing.exports.importlib.util.find_spec", lambda name: name[:4] != "onnx"
-    )
+    monkeypatch.setitem(sys.modules, "onnxscript", None)  # as if it were not installed
     with pytest.raises(MissingExtraError) as refused:
         hand_over(runs("tied"), tmp_path / "model", onnx=True)
     assert "trainworks[onnx]" in refused.value.hint

@@ -15,7 +15,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
 from trainworks.config.run_file import Workload
@@ -105,7 +105,7 @@ def held_out_loss(run_dir: RunDir, step: int, folder: Path, num_samples: int) ->
     return HeldOutLoss(loss=total.item() / max(1, tokens), samples=num_samples, tokens=tokens)
 
 
-def _opened(folder: Path) -> nn.Module:
+def _opened(folder: Path) -> PreTrainedModel:
     try:
         return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     except (OSError, ValueError, ImportError) as error:
@@ -157,17 +157,22 @@ def write_onnx(folder: Path) -> dict[str, object]:
     import onnxruntime  # noqa: PLC0415  # an extra
 
     model = _opened(folder)
-    config = model.config
-    tokens = torch.randint(0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(1))
+    num_tokens = model.get_input_embeddings().num_embeddings
+    tokens = torch.randint(0, num_tokens, (2, 12), generator=torch.Generator().manual_seed(1))
     part = folder / ".onnx.part"
     shutil.rmtree(part, ignore_errors=True)
     sizes = {"input_ids": {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", min=2)}}
     try:
         with redirect_stdout(sys.stderr), naming_full_disk(part):
             part.mkdir()
-            named = {"input_names": ["input_ids"], "output_names": ["logits"]}
             program = torch.onnx.export(
-                _Logits(model), (tokens,), dynamo=True, dynamic_shapes=sizes, verbose=False, **named
+                _Logits(model).eval(),
+                (tokens,),
+                input_names=["input_ids"],
+                output_names=["logits"],
+                dynamic_shapes=sizes,
+                dynamo=True,
+                verbose=False,
             )
             assert program is not None
             program.save(str(part / "model.onnx"))
@@ -180,12 +185,20 @@ def write_onnx(folder: Path) -> dict[str, object]:
         fsync_folder(part)
         part.rename(folder / "onnx")
         fsync_folder(folder)
-    except (torch.onnx.errors.OnnxExporterError, torch.onnx.ExportError) as failure:
-        reason = str(failure.__cause__ or failure).strip().splitlines()[0]
-        raise EnvironmentProblem(f"torch cannot write this model as ONNX: {reason}") from None
+    except torch.onnx.OnnxExporterError as failure:
+        reason = str(_first_cause(failure)).strip().splitlines()[0]
+        raise EnvironmentProblem(
+            f"torch cannot write this model as ONNX: {reason}", hint="leave out `--onnx`; the other files are complete"
+        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return {"difference": error}
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _difference(session: Any, model: nn.Module, tokens: Tensor) -> float:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NotRequired, TypedDict
 
 from trainworks.config.run_file import Workload
-from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
+from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import write_atomic
 from trainworks.measure.worker_tasks import ByteProgress, ask, require_packages
 from trainworks.observe.copies.hub import push
@@ -91,7 +91,7 @@ def export_model(
 
     Raises:
         UsageError: the run has no model, no such checkpoint, or not what `then` needs.
-        MissingExtraError: the libraries of the worker are not installed.
+        MissingExtraError: the libraries of the worker, or of `--onnx`, are not installed.
         EnvironmentProblem: the upload failed; the folder stays.
         TrainworksError: the loss of the files is not that of the run; the folder stays, and nothing is uploaded.
     """
@@ -150,9 +150,7 @@ def _check_possible(
 def _check_onnx(*, separate: bool) -> None:
     if separate:
         raise UsageError("`--onnx` writes whole models, and this is an adapter", hint="add `--merge`")
-    for package in ("onnxscript", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, "onnx")
+    require_packages("onnxscript", "onnxruntime", extra="onnx")
 
 
 def _check_opens(workload: Workload) -> None:
@@ -188,7 +186,8 @@ def _checked(
             place=made["folder"],
             hint="do not hand this folder over; report the model and the layout of the run",
         )
-    return LossCheck(recorded=recorded, tolerance=tolerance, **found)
+    result: LossCheck = found | {"recorded": recorded, "tolerance": tolerance}
+    return result
 
 
 def _best_step(run_dir: RunDir) -> int:
