@@ -17,6 +17,7 @@ from tests.worker.harness import make_run
 from tests.worker.test_export import QWEN3, trained
 from trainworks.api.checkpointing.exports import HandOver, export_model
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
+from trainworks.measure.worker_tasks import ask
 from trainworks.observe.copies.hub import push
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -136,14 +137,12 @@ def test_onnx_has_the_logits_of_transformers(runs, tmp_path):
 
 def test_a_model_that_torch_cannot_write_as_onnx_ends_with_its_reason(tmp_path):
     pytest.importorskip("onnxruntime", reason="NOT TESTED: ONNX; install trainworks[onnx]")
-    from trainworks.worker.exported_model import write_onnx
-
     sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2}
     AutoModelForCausalLM.from_config(AutoConfig.for_model("mixtral", **sizes, **heads)).save_pretrained(tmp_path)
     before = set(tmp_path.iterdir())
     with pytest.raises(EnvironmentProblem, match="torch cannot write this model as ONNX: No ONNX function") as failed:
-        write_onnx(tmp_path)
+        ask("onnx", {"folder": str(tmp_path)}, module="exported_model")
     assert "\n" not in failed.value.message
     assert set(tmp_path.iterdir()) == before
 
