@@ -15,10 +15,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.worker.harness import make_run
 from tests.worker.test_export import QWEN3, trained
-from trainworks.api.checkpointing.exports import HandOver, export_model
+from trainworks.api.checkpointing.exports import HandOver, export_model, push
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.measure.worker_tasks import ask
-from trainworks.observe.copies.hub import push
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 

@@ -15,7 +15,6 @@ from trainworks.config.run_file import Workload
 from trainworks.masking import masked
 from trainworks.record.metrics import EvaluationResult
 from trainworks.record.resolved import ResolvedRun
-from trainworks.report.runs.comparison import Difference
 from trainworks.report.runs.part import MISSING, format_amount, format_relative, printable
 from trainworks.report.runs.summary import Report
 from trainworks.report.wording import comparison_rows
@@ -77,7 +76,9 @@ def hub_id(address: str) -> str | None:
 
 def _sources(workload: Workload) -> list[str]:
     """Data sets by name: an id of the Hub, or the last part of an address."""
-    found = [source.source for source in workload.data.sources] if workload.task != "module" else []
+    if workload.task == "module":
+        return []
+    found = [source.source for source in workload.data.sources]
     return [hub_id(each) or each.rstrip("/").rpartition("/")[2] for each in found]
 
 
@@ -180,14 +181,17 @@ def _metrics(workload: Workload, held_out: EvaluationResult) -> dict[str, float]
 def _planned(report: Report) -> list[str]:
     if report.comparison is None:
         return []
-    rows = [_compared(each) for each, is_term in comparison_rows(report.comparison) if not is_term]
+    rows = [
+        (
+            each.name,
+            *(format_amount(amount, each.unit) for amount in (each.planned, each.measured)),
+            format_relative(each.relative),
+        )
+        for each, is_term in comparison_rows(report.comparison)
+        if not is_term
+    ]
     known = [row for row in rows if row[2] != MISSING]
     return ["## Planned and measured", _table(("", "planned", "measured", "difference"), known)] if known else []
-
-
-def _compared(each: Difference) -> Sequence[str]:
-    planned, measured = format_amount(each.planned, each.unit), format_amount(each.measured, each.unit)
-    return each.name, planned, measured, format_relative(each.relative)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

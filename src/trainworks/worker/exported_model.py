@@ -186,7 +186,10 @@ def write_onnx(folder: Path) -> dict[str, object]:
         part.rename(folder / "onnx")
         fsync_folder(folder)
     except torch.onnx.OnnxExporterError as failure:
-        reason = str(_first_cause(failure)).strip().splitlines()[0]
+        cause: BaseException = failure
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().splitlines()[0]
         raise EnvironmentProblem(
             f"torch cannot write this model as ONNX: {reason}", hint="leave out `--onnx`; the other files are complete"
         ) from None
@@ -195,16 +198,11 @@ def write_onnx(folder: Path) -> dict[str, object]:
     return {"difference": error}
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def _difference(session: Any, model: nn.Module, tokens: Tensor) -> float:
     theirs = torch.from_numpy(session.run(None, {"input_ids": tokens.numpy()})[0])
     ours: Tensor = model(input_ids=tokens, use_cache=False).logits
-    return ((theirs - ours).abs().max() / ours.abs().max()).item()
+    largest = ours.abs().max()
+    return ((theirs - ours).abs().max() / largest).item()
 
 
 if __name__ == "__main__":

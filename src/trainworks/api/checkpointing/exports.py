@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import NotRequired, TypedDict
 from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import write_atomic
+from trainworks.masking import masked
 from trainworks.measure.worker_tasks import ByteProgress, ask, require_packages
-from trainworks.observe.copies.hub import push
 from trainworks.record.evaluations import best_evaluation, evaluation_after
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import EvaluationResult
@@ -131,26 +132,22 @@ def _check_possible(
     separate = workload.adapter is not None and not merge
     if (then.check or then.onnx) and (workload.task != "causal-lm" or workload.preference is not None):
         raise UsageError("`--check` and `--onnx` are for models of the next token", hint="leave them out")
+    if then.onnx and separate:
+        raise UsageError("`--onnx` writes whole models, and this is an adapter", hint="add `--merge`")
     if then.onnx:
-        _check_onnx(separate=separate)
+        require_packages("onnxscript", "onnxruntime", extra="onnx")
     if then.check and (held_out is None or "samples" not in held_out):
         raise UsageError(
-            f"the run was not evaluated after step {step:,}, so there is no loss to check against",
+            f"the run was not evaluated after step {step:,}: a check needs the loss of an evaluation",
             hint="take a checkpoint of an evaluated step, such as that of `--best`",
         )
     if then.check and separate:
         _check_opens(workload)
     if then.push is not None and separate and hub_id(workload.model.hf or "") is None:
         raise UsageError(
-            "the adapter belongs to a checkpoint in a folder of this machine, which nobody else can open",
+            "the adapter belongs to a checkpoint in a folder of this machine, which others cannot open",
             hint="push the whole model with `--merge`",
         )
-
-
-def _check_onnx(*, separate: bool) -> None:
-    if separate:
-        raise UsageError("`--onnx` writes whole models, and this is an adapter", hint="add `--merge`")
-    require_packages("onnxscript", "onnxruntime", extra="onnx")
 
 
 def _check_opens(workload: Workload) -> None:
@@ -205,3 +202,30 @@ def _step(run_dir: RunDir, wanted: int | None) -> int:
         known = ", ".join(f"{step:,}" for step in steps)
         raise UsageError(f"run {run_dir.run_id} has no checkpoint of step {wanted:,}", hint=f"there are: {known}")
     return steps[-1] if wanted is None else wanted
+
+
+def push(folder: Path, repository: str, *, public: bool = False) -> str:
+    """Upload a folder in one commit; returns its address. The token is that of `HF_TOKEN` or `hf auth login`.
+
+    A repository that is not there is created, for its owner alone unless `public` is set; one that is there stays as
+    visible as it is.
+
+    Raises:
+        EnvironmentProblem: the server refuses it, or does not answer; the folder stays.
+    """
+    import httpx  # noqa: PLC0415  # of huggingface_hub
+    from huggingface_hub import HfApi  # noqa: PLC0415  # half a second that only few need
+    from huggingface_hub.errors import HfHubHTTPError  # noqa: PLC0415
+
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    try:
+        hub.create_repo(repository, private=not public, exist_ok=True)
+        hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Upload the model of a run")
+    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError, RuntimeError) as error:
+        reason = masked(" ".join(str(error).split()))
+        raise EnvironmentProblem(
+            f"cannot upload to `{repository}`: {reason}; the export is complete",
+            place=str(folder),
+            hint=f"check HF_TOKEN and the name, then: hf upload {repository} {folder}",
+        ) from None
+    return f"{hub.endpoint}/{repository}"
