@@ -189,9 +189,9 @@ def write_onnx(folder: Path) -> dict[str, object]:
         cause: BaseException = failure
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        reason = str(cause).strip().splitlines()[0]
         raise EnvironmentProblem(
-            f"torch cannot write this model as ONNX: {reason}", hint="leave out `--onnx`; the other files are complete"
+            f"torch cannot write this model as ONNX: {str(cause).strip().splitlines()[0]}",
+            hint="leave out `--onnx`; the other files are complete",
         ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
