@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.worker.chat_data import letters_tokenizer, write_chats
 from tests.worker.harness import TinyRun, events, make_run
+from trainworks.api.checkpointing.exports import HandOver, export_model
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.record.events.log import append_event
@@ -324,3 +326,31 @@ def test_a_run_without_an_adapter_has_nothing_to_merge(tune, tmp_path):
     assert run.train() == [0]
     with pytest.raises(UsageError, match="has no adapter to merge"):
         export(run.run_dir, 1, tmp_path / "model", dtype="fp32", merge=True)
+
+
+def test_an_adapter_has_the_loss_of_the_run_alone_and_merged_and_a_card_without_its_local_base(tune, tmp_path):
+    held_out = {"data": str(write_chats(tmp_path / "held-out.jsonl", 8)), "every": "2 steps"}
+    run = tune("llama", adapter=LORA, ranks=1, workload__train_for="2 steps", workload__eval=held_out)
+    assert run.train() == [0]
+    base = run.run_dir.read_resolved().run_file.workload.model.hf
+    for merge in (False, True):
+        folder = tmp_path / f"merged-{merge}"
+        options = {"step": None, "dtype": "fp32", "merge": merge, "then": HandOver(check=True)}
+        found = export_model(run.run_dir, folder, **options, progress=lambda *_: None)["check"]
+        assert found["recorded"] == run.rows()[-1]["evaluation"]["loss"]
+        assert abs(found["loss"] - found["recorded"]) <= found["tolerance"] < 1e-3
+        card = ModelCard.load(folder / "README.md")
+        assert card.data.library_name == ("transformers" if merge else "peft")
+        assert card.data.base_model is None
+        assert f"the checkpoint `{Path(base).name}`" in card.text
+        assert str(tmp_path.parent.parent) not in card.content
+    with pytest.raises(UsageError, match="a folder of this machine"):
+        export_model(
+            run.run_dir,
+            tmp_path / "pushed",
+            step=None,
+            dtype="fp32",
+            then=HandOver(push="me/adapter"),
+            progress=lambda *_: None,
+        )
+    assert not (tmp_path / "pushed").exists()

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.worker.harness import TinyRun, events
-from trainworks.api.checkpointing.checkpoints import export_model, prune_checkpoints
+from trainworks.api.checkpointing.checkpoints import prune_checkpoints
+from trainworks.api.checkpointing.exports import export_model
 from trainworks.api.run_handle import Run
 from trainworks.config.data import Evaluation
 from trainworks.record.evaluations import EvaluatedStep, best_evaluation, read_evaluations, standing

@@ -155,7 +155,7 @@ def test_a_mixture_that_is_gone_is_made_again_for_its_tokenizer(tensor_run, corp
     }
     manifest = read_manifest(tensor_run.run_dir.checkpoint(8)).model_copy(update=fingerprints)
     workload = tensor_run.run_dir.read_resolved().run_file.workload.model_copy(update={"data": mixture})
-    again = exporting._data_folder(RunDir(tmp_path / "tiny-1"), workload, manifest)
+    again = exporting.data_folder(RunDir(tmp_path / "tiny-1"), workload, manifest)
     assert again.parent == tmp_path / "data"
 
 

@@ -107,15 +107,15 @@ def ask(
     return answer
 
 
-def require_packages(*packages: str) -> None:
-    """Check that libraries of the worker are installed.
+def require_packages(*packages: str, extra: str = "train") -> None:
+    """Check that libraries of the worker are installed, which come with an extra of Trainworks.
 
     Raises:
         MissingExtraError: one is not.
     """
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(package, "train")
+            raise MissingExtraError(package, extra)
 
 
 def prepare_data(

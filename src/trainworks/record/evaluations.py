@@ -13,6 +13,7 @@ from trainworks.config.track import ScriptMetrics
 from trainworks.record.events.log import read_events
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import Steps, read_columns
+from trainworks.record.metrics import EvaluationResult
 from trainworks.record.run_dir import RunDir
 
 
@@ -71,10 +72,28 @@ def read_evaluations(run_dir: RunDir, metric: Metric, *, until_step: int | None 
         metric: that decides.
         until_step: leave out what came later: the step of the checkpoint that the run continues from.
     """
+    return evaluated_steps(_effective(run_dir, until_step), metric)
+
+
+def _effective(run_dir: RunDir, until_step: int | None) -> Steps:
     recorded = read_columns(run_dir.metrics_file).steps()
     if until_step is not None:
         recorded = recorded.where(recorded["step"] <= until_step)
-    return evaluated_steps(recorded.where(~recorded.is_lost(returns_of(read_events(run_dir.events_file)))), metric)
+    return recorded.where(~recorded.is_lost(returns_of(read_events(run_dir.events_file))))
+
+
+def evaluation_after(run_dir: RunDir, step: int) -> EvaluationResult | None:
+    """What the evaluation after a step found, of the history that led to the weights; None without one."""
+    steps = _effective(run_dir, step)
+    steps = steps.where((steps["step"] == step) & np.isfinite(steps["evaluation_s"]))
+    if not len(steps):
+        return None
+    found = EvaluationResult(loss=float(steps["eval_loss"][-1]))
+    if math.isfinite(accuracy := float(steps["eval_accuracy"][-1])):
+        found["accuracy"] = accuracy
+    if math.isfinite(samples := float(steps["eval_samples"][-1])):
+        found["samples"] = int(samples)
+    return found
 
 
 def best_step(run_dir: RunDir) -> int | None:

@@ -19,7 +19,7 @@ COLUMNS = (
 )
 """Numbers of a row; NaN where a row lacks the value."""
 _SKIPPED = (*FAULTS, "loss_scale")
-EVALUATION_COLUMNS = ("evaluation_s", "eval_loss", "eval_accuracy")
+EVALUATION_COLUMNS = ("evaluation_s", "eval_loss", "eval_accuracy", "eval_samples")
 """Numbers of a row whose step was evaluated; NaN in every other row."""
 SLOWEST_COLUMNS = ("slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
 """Fields of `slowest`, on the last row of a logging interval."""

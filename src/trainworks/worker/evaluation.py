@@ -34,7 +34,7 @@ from trainworks.worker.tasks.causal_lm import Task
 from trainworks.worker.tasks.open_task import OpenedTask
 from trainworks.worker.timing import Timeline
 
-_SEED = 0
+SEED = 0
 """Seed of the order in which samples are taken: with `eval.steps` it chooses them, for runs of any seed alike."""
 
 
@@ -112,7 +112,7 @@ class Evaluator:
         """
         mesh, count = self.parallel.mesh, self.num_batches
         reader = BatchReader.of_rank(
-            self.dataset, mesh, self.device, seed=_SEED, global_batch=self.global_batch, last_step=count
+            self.dataset, mesh, self.device, seed=SEED, global_batch=self.global_batch, last_step=count
         )
         try:
             with self._evaluating():

@@ -80,18 +80,27 @@ def main(action: str, request_json: str, parent: str) -> int:
             Path(asked["to"]),
             dtype=asked["dtype"],
             merge=bool(asked.get("merge")),
+            card=asked.get("card", ""),
         ),
     )
 
 
 def export(
-    run_dir: RunDir, step: int, to: Path, *, dtype: str, merge: bool = False, file_bytes: int = _FILE_BYTES
+    run_dir: RunDir,
+    step: int,
+    to: Path,
+    *,
+    dtype: str,
+    merge: bool = False,
+    card: str = "",
+    file_bytes: int = _FILE_BYTES,
 ) -> dict[str, object]:
     """Write the checkpoint of a step to a folder that `from_pretrained` opens; the folder is complete or absent.
 
     Of `task: module` the folder has safetensors files alone, for `load_state_dict`. Of a run with an adapter it has the
-    adapter, for `peft`, or with `merge` the whole model. `dtype` is fp32 as trained, or bf16 or fp16. A file has at
-    most `file_bytes`, which is also how much of the model is in memory, in fp32.
+    adapter, for `peft`, or with `merge` the whole model. `card` is the text of its README.md. `dtype` is fp32 as
+    trained, or bf16 or fp16. A file has at most `file_bytes`, which is also how much of the model is in memory, in
+    fp32.
 
     Returns:
         Facts: folder, tensors, parameters, bytes and files.
@@ -105,7 +114,7 @@ def export(
     assert resolved.plan is not None and resolved.run_file.workload is not None
     workload, folder = resolved.run_file.workload, run_dir.checkpoint(step)
     manifest = undamaged_manifest(run_dir, step, report)
-    data = None if workload.task == "module" else _data_folder(run_dir, workload, manifest)
+    data = None if workload.task == "module" else data_folder(run_dir, workload, manifest)
     whole = workload.adapter is None or merge
     check_space(to, resolved.plan.model.num_parameters * DTYPES[dtype].itemsize if whole else manifest.num_bytes)
     if merge and workload.adapter is None:
@@ -120,6 +129,8 @@ def export(
             facts = _write_causal(resolved.plan, workload, data, folder, part, dtype, file_bytes)
         else:
             facts = _write_transformer(workload, data, folder, part, dtype, file_bytes)
+        if card:
+            write_atomic(part / "README.md", card)
     return {**facts, "folder": str(to), "step": step, "dtype": dtype}
 
 
@@ -262,7 +273,7 @@ def _write_config(config: PretrainedConfig, part: Path, dtype: str) -> None:
         config.save_pretrained(part)
 
 
-def _data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:
+def data_folder(run_dir: RunDir, workload: Workload, manifest: Manifest) -> Path:
     """The prepared data that the run trained on, with its tokenization or classes: kept, or made again if they are
     what they were.
     """

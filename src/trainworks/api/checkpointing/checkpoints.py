@@ -1,11 +1,11 @@
-"""Checkpoints of a run: list, verify, copy, restore, prune, and export as a Hugging Face model."""
+"""Checkpoints of a run: list, verify, copy, restore and prune."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from trainworks.agent.launch import take_run
 from trainworks.api.checkpointing.copies import (
@@ -21,9 +21,8 @@ from trainworks.api.run_handle import Run, as_run
 from trainworks.config.recovery import CheckpointCopy
 from trainworks.errors import UsageError
 from trainworks.files import bytes_in, closing_handle
-from trainworks.measure.worker_tasks import ByteProgress, ask, require_packages
 from trainworks.observe.copies.places import copy_files, place_of
-from trainworks.record.evaluations import best_evaluation, best_step
+from trainworks.record.evaluations import best_step
 from trainworks.record.manifest import (
     Damage,
     Manifest,
@@ -32,7 +31,6 @@ from trainworks.record.manifest import (
     complete_checkpoints,
     delete_checkpoint,
 )
-from trainworks.record.run_dir import RunDir
 
 Progress = Callable[[int, int], None]
 """Receives bytes done and bytes in all."""
@@ -258,66 +256,3 @@ def _checkpoint_at(found: list[CheckpointFacts], step: int) -> CheckpointFacts:
             return each
     known = ", ".join(str(each.step) for each in found) or "none"
     raise UsageError(f"no checkpoint of step {step}", hint=f"the steps that there are: {known}")
-
-
-class ExportedModel(TypedDict):
-    """What was written, and from which step."""
-
-    step: int
-    folder: str
-    tensors: int
-    bytes: int
-    files: int
-    dtype: str
-
-
-def export_model(
-    run_dir: RunDir,
-    to: Path,
-    *,
-    step: int | None,
-    best: bool = False,
-    dtype: str,
-    merge: bool = False,
-    progress: ByteProgress,
-) -> ExportedModel:
-    """Write a checkpoint of a run as a Hugging Face model; returns the step, and what was written.
-
-    Args:
-        run_dir: directory of a run of a workload.
-        to: new folder.
-        step: of the checkpoint; the newest complete one when None.
-        best: take the checkpoint with the best evaluation instead.
-        dtype: number format of the weights.
-        merge: add an adapter to the weights of its checkpoint.
-        progress: receives the bytes done.
-
-    Raises:
-        UsageError: the run has no model, or no such checkpoint.
-        MissingExtraError: the libraries of the worker are not installed.
-    """
-    if run_dir.read_resolved().plan is None:
-        raise UsageError(f"run {run_dir.run_id} runs a command; only a workload has a model to export")
-    chosen = _step(run_dir, _best_step(run_dir) if best else step)
-    require_packages("torch", "transformers")
-    folder = str(to.expanduser().absolute())
-    request = {"run": str(run_dir.path.absolute()), "step": chosen, "to": folder, "dtype": dtype, "merge": merge}
-    made: ExportedModel = ask("export", request, progress, module="export") | {"step": chosen, "folder": folder}
-    return made
-
-
-def _best_step(run_dir: RunDir) -> int:
-    best = best_evaluation(run_dir)
-    if best is None:
-        raise UsageError(f"run {run_dir.run_id} has no evaluation yet", hint="set `workload.eval` in the run file")
-    return best.step
-
-
-def _step(run_dir: RunDir, wanted: int | None) -> int:
-    steps = [manifest.step for manifest, _ in complete_checkpoints(run_dir)]
-    if not steps:
-        raise UsageError(f"run {run_dir.run_id} has no complete checkpoint yet", hint="wait for the first one")
-    if wanted is not None and wanted not in steps:
-        known = ", ".join(f"{step:,}" for step in steps)
-        raise UsageError(f"run {run_dir.run_id} has no checkpoint of step {wanted:,}", hint=f"there are: {known}")
-    return steps[-1] if wanted is None else wanted

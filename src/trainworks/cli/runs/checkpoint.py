@@ -109,17 +109,25 @@ def export_command(
     merge: Annotated[
         bool, typer.Option("--merge", help="Add the adapter to the weights of its checkpoint: a whole model.")
     ] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Compare the loss of the files with that of the run; exits with 1 if not.")
+    ] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Write `onnx/model.onnx` in fp32, too.")] = False,
+    push: Annotated[
+        str | None, typer.Option("--push", metavar="OWNER/NAME", help="Upload the folder to the Hugging Face Hub.")
+    ] = None,
+    public: Annotated[bool, typer.Option("--public", help="With `--push`: a new repository is public.")] = False,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """The folder gets safetensors files with Hugging Face names, config.json and the tokenizer.
+    """The folder gets safetensors files with Hugging Face names, config.json, the tokenizer and a model card.
 
     `AutoModelForCausalLM.from_pretrained(FOLDER)` opens it, and `model: {hf: FOLDER, weights: pretrained}` trains on
     from it. `masked-lm` and `image-classification` have their own Auto classes; a `module` exports only its weights,
     under its own names. A run with an `adapter` exports it as `peft` stores it, or the whole model with `--merge`. The
     folder is complete or absent. Checkpoints of every layout work; 5 GB of the model are in memory at a time.
     """
-    from trainworks.api.checkpointing.checkpoints import export_model
+    from trainworks.api.checkpointing.exports import HandOver, export_model
     from trainworks.errors import UsageError
     from trainworks.report.rendering.progress_bar import byte_bar
     from trainworks.units import format_bytes
@@ -127,11 +135,21 @@ def export_command(
     found = find(run, runs)
     if best and step is not None:
         raise UsageError("`--best` and `--step` exclude each other")
+    then = HandOver(check=check, onnx=onnx, push=push, public=public)
     with byte_bar("reading and writing") as progress:
-        made = export_model(found.run_dir, to, step=step, best=best, dtype=dtype, merge=merge, progress=progress)
+        made = export_model(
+            found.run_dir, to, step=step, best=best, dtype=dtype, merge=merge, then=then, progress=progress
+        )
     if as_json:
         typer.echo(json.dumps({key: value for key, value in made.items() if key not in ("step", "folder")}, indent=2))
         return
     size = f"{made['tensors']:,} tensors, {format_bytes(made['bytes'])} of {made['dtype']} in {made['files']:,} file(s)"
     say(f"step {made['step']:,} of {found.id}: {size}")
+    if compared := made.get("check"):
+        losses = f"loss {compared['loss']:.6f}, the run's {compared['recorded']:.6f}"
+        say(f"{losses}: the same within {compared['tolerance']:.2g} on {compared['samples']:,} held-out samples")
+    if (error := made.get("onnx_difference")) is not None:
+        say(f"onnx/model.onnx: logits in onnxruntime differ by {error:.1e} of the largest")
+    if pushed := made.get("pushed"):
+        say(pushed)
     typer.echo(made["folder"])
