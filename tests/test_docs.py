@@ -85,6 +85,8 @@ def _as_an_editor_reads(value: Any) -> Any:
     """The values as YAML 1.2 has them: `3e-3` is a number there, and text in YAML 1.1."""
     if isinstance(value, dict):
         return {key: _as_an_editor_reads(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_as_an_editor_reads(one) for one in value]
     return float(value) if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?e-?\d+", value) else value
 
 
