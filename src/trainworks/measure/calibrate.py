@@ -116,7 +116,7 @@ def calibrate(
     facts = [_METHOD, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
 
     def holds(known: Calibration) -> bool:
-        share = known.others_share or 0.0  # the load of the last minute is about that of the others at the time, or not
+        share = known.others_share or 0.0
         return share <= QUIET_SHARE or os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
 
     return remembered(cache / f"{_digest(facts)}.json", Calibration, measure, again=again, holds=holds)
