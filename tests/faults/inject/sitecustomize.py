@@ -141,8 +141,8 @@ def steps_done():
 
 def events():
     """Of the run; a line that another process is writing is left for the next look."""
-    run_dir = next(Path("runs").iterdir())
-    *lines, _ = (run_dir / "events.jsonl").read_text().split("\n")
+    file = next(Path("runs").glob("*/events.jsonl"))  # a cluster's volume has other folders beside the run's
+    *lines, _ = file.read_text().split("\n")
     return [json.loads(line) for line in lines if line]
 
 
