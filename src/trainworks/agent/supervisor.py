@@ -40,6 +40,8 @@ from trainworks.recover.failures import first_failure, is_consequence, lacks_gpu
 from trainworks.recover.memory_checkpoints import forget_memory
 
 _POLL_S = 0.05
+_RUNNING_POLL_S = 0.2
+"""The same while ranks train, whose cores the supervisor shares; an agent that ends is seen at once."""
 _END_GRACE_S = 5.0
 _LOST_PEER_S = 10.0
 """Time for the agent of a lost node to end, after a rank elsewhere has lost its peer."""
@@ -114,7 +116,7 @@ class Supervisor:
                 self._recovery.look()  # names slow nodes, and takes lost ones back
             if not self._restart_or_end():
                 break
-            self._nodes.wait(_POLL_S)
+            self._nodes.wait(_RUNNING_POLL_S if self._state is JobState.RUNNING else _POLL_S)
         codes = self._nodes.exit_codes()  # before the nodes that are left are ended, too
         process.end_descendants(_END_GRACE_S, spare=running_observers())
         self._nodes.end_containers()

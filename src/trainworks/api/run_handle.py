@@ -134,7 +134,7 @@ class Run:
         except EnvironmentProblem as problem:
             return state, problem.message
 
-    def follow(self, *, since: float = 0.0, poll_s: float = 0.1) -> Iterator[Progress]:
+    def follow(self, *, since: float = 0.0, poll_s: float = 0.2) -> Iterator[Progress]:
         """Snapshots of the run, until it has ended; the last one has the final state.
 
         Args:

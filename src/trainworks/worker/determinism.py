@@ -61,4 +61,7 @@ def seed_step(seed: int, *, step: int, rank: int) -> None:
     same activations refuses dropout (`plan.run.trainable`).
     """
     mixed = np.random.SeedSequence([seed, step, rank]).generate_state(1, np.uint64)
-    torch.manual_seed(int(mixed[0]))
+    # torch.manual_seed would format the stack three times, once for each kind of device that is not there
+    torch.default_generator.manual_seed(int(mixed[0]))
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(int(mixed[0]))
