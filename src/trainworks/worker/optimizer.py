@@ -88,8 +88,7 @@ class StepOptimizer:
         self._norm = GlobalNorm([each.whole for each in self.parameters], mesh, not_counted=tied_embedding(parts))
         local = [each.local for each in self.parameters]
         if settings.groups:
-            names = [each.name for each in self.parameters]
-            settings.check_groups(_names_on_all_ranks(names) if mesh.layout.pp > 1 else names)
+            settings.check_groups(_trained_names(self.parameters, spread=mesh.layout.pp > 1))
         self.adamw = build(local) if build else self._build(settings, mesh, precision)
         """AdamW, another one of the run file, or the optimizer of a module."""
         self._unchecked = build is not None
@@ -208,10 +207,14 @@ class StepOptimizer:
         }
 
 
-def _names_on_all_ranks(own: Sequence[str]) -> set[str]:
-    of_ranks: list[Sequence[str]] = [()] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, own)
-    return set().union(*of_ranks)
+def _trained_names(own: Sequence[_Parameter], *, spread: bool) -> set[str]:
+    """Names of the trained parameters; with `spread`, the ranks have different ones."""
+    names = {each.name for each in own}
+    if spread:
+        of_ranks: list[set[str]] = [set()] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, names)
+        names = names.union(*of_ranks)
+    return names
 
 
 class LossScale:

@@ -311,7 +311,7 @@ class LoadPlannerOfValues(DefaultLoadPlanner):
 
 
 def packed(value: object, name: str) -> bytes:
-    """A value as one entry of a checkpoint, whatever it holds; `name` is that of errors.
+    """A value, also one with tensors, as one entry of a checkpoint; `name` is that of errors.
 
     Raises:
         UsageError: loading it could run code.
