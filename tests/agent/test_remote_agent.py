@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -13,9 +14,11 @@ import pytest
 
 from tests.fakes import processes, resolved_command
 from trainworks import verbosity
+from trainworks.agent import remote_agent
 from trainworks.agent.allocation import Allocation
 from trainworks.agent.launch import run_mark
 from trainworks.agent.log_echo import LogEcho
+from trainworks.agent.node_agents import NODE_LEAVES
 from trainworks.agent.remote_agent import FORWARDED_VARIABLES, Channel, RemoteHosts, accept, connect
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host.network import listen
@@ -88,6 +91,17 @@ def test_messages_that_arrive_together_are_received_one_by_one() -> None:
     sender.close()
     assert receiver.receive() is None
     receiver.close()
+
+
+def test_a_node_that_has_to_leave_tells_the_supervisor_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+    monkeypatch.setattr(remote_agent.os, "kill", lambda *sent: told.append(sent))
+    left, right = socket.socketpair()
+    assert Channel(left).send({"leaving": True})
+    assert remote_agent._handle(Channel(right)) is None
+    assert told == [(os.getppid(), NODE_LEAVES)]
+    left.close()
+    right.close()
 
 
 DEEP = b"\0\0\xff\xff" + b"[" * 0xFFFF

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeClock, FakeNodes, Life, job
-from trainworks.agent.node_agents import CommandNodes, ThisMachine, TrainingNodes
+from trainworks.agent.node_agents import NODE_LEAVES, CommandNodes, ThisMachine, TrainingNodes
 from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.files import take_lock
 from trainworks.host import process
@@ -338,6 +338,18 @@ def test_the_clusters_sigterm_after_a_notice_does_not_cut_the_save_short(start) 
     before = run.clock.now()
     run.states()
     assert run.clock.now() - before == pytest.approx(35, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [(NODE_LEAVES, "its cluster has ended one of its nodes"), (signal.SIGHUP, "its terminal was closed")],
+)
+def test_a_job_that_is_ended_from_outside_says_by_what(start, number: int, why: str) -> None:
+    run = start(job("command"), [Life(0, FOREVER)])
+    for seconds in (5, 6):  # the second one cuts nothing short
+        run.clock.after(seconds, lambda: run.supervisor.ask_to_stop(number, None))
+    assert run.states()[-1] == "STOPPED"
+    assert (run.run_dir.read_status().cause, run.run_dir.read_status().message) == ("killed", why)
 
 
 def test_after_advice_to_leave_the_job_saves_and_goes_on(start) -> None:

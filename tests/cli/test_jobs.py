@@ -101,6 +101,28 @@ def test_a_job_goes_from_the_queue_to_its_end() -> None:
     assert "hello" in run("logs", run_id)
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_every_command_takes_the_name_of_a_run_for_its_last_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
+) -> None:
+    """Also in another folder than that of the runs, by the job store."""
+    first = submit("true", job={"hold": True})
+    name, last = first.removesuffix("-1"), run("submit", f"{first.removesuffix('-1')}.yaml", "-y").strip()
+    assert (first, last) == (f"{name}-1", f"{name}-2")
+    if elsewhere:
+        (folder / "elsewhere").mkdir()
+        monkeypatch.chdir(folder / "elsewhere")
+    assert json.loads(run("describe", name, "--json"))["run_id"] == last
+    assert run("edit", name, "--set", "job.priority=60").startswith(f"{last}: ")
+    assert run("hold", name) == f"{last} held\n"
+    assert run("stop", name) == f"{last} STOPPED\n"
+    assert run("retry", name) == f"{last} queued again\n"
+    assert run("release", name) == f"{last} released\n"
+    assert wait_for(last, JobState.SUCCEEDED)
+    run("logs", name)
+    assert run("stop", first) == f"{first} STOPPED\n"
+
+
 def test_a_job_has_the_environment_and_the_folder_of_whoever_submits(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:

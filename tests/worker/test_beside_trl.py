@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ __all__ = ["checkpoint", "prefer", "tune"]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of another library
 STEPS = 8
-END = "<|endoftext|>"
+END, END_ID = "<|endoftext|>", 256
 ALL_STEPS = {"workload__train_for": f"{STEPS} steps"}
 FAR = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "It is two. " * 20}]
 """A conversation longer than a row, whose end is cut off."""
@@ -54,8 +55,17 @@ def model_of(folder: Path, adapter: dict[str, Any] | None) -> torch.nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def losses_of_trl(kind: str, model: torch.nn.Module, folder: Path, records: list[Any], template: str, **own: Any):
-    """Losses of its `SFTTrainer` or `DPOTrainer` with the settings of the run."""
+def losses_of_trl(
+    kind: str,
+    model: torch.nn.Module,
+    folder: Path,
+    records: list[Any],
+    template: str,
+    *,
+    order: Callable[[Dataset], list[int]] | None = None,
+    **own: Any,
+) -> list[float]:
+    """Losses of its `SFTTrainer` or `DPOTrainer` with the settings of the run, on its samples in this order."""
     settings = getattr(trl, f"{kind}Config")(
         **{
             "output_dir": str(folder / "trl"),
@@ -83,6 +93,8 @@ def losses_of_trl(kind: str, model: torch.nn.Module, folder: Path, records: list
     )
     data = Dataset.from_list(records)
     trainer = getattr(trl, f"{kind}Trainer")(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
+    if order is not None:
+        trainer.train_dataset = trainer.train_dataset.select(order(trainer.train_dataset))
     trainer.train()
     return [row["loss"] for row in trainer.state.log_history if "loss" in row]
 
@@ -113,6 +125,41 @@ def test_fine_tuning_on_conversations(tune, checkpoint, tmp_path, adapter):
     folder, in_order = checkpoint("llama"), [records[index] for index in order]
     own: dict[str, Any] = {"output_dir": str(tmp_path / "trl"), "max_length": ROW + 1, "assistant_only_loss": True}
     assert_the_same(run, losses_of_trl("SFT", model_of(folder, adapter), folder, in_order, MARKED_CHATML, **own))
+
+
+@pytest.mark.parametrize(
+    ("pack", "accumulates"),
+    [(True, False), (True, True), (False, True)],
+    ids=["packed", "packed and accumulated", "accumulated"],
+)
+def test_packed_rows_and_accumulated_micro_batches(tune, checkpoint, tmp_path, pack, accumulates):
+    """Both pack by best-fit decreasing: the same rows, which trl's `packing` trains on without padding."""
+    records = sums(90)
+    source, chat = stored(tmp_path, records, MARKED_CHATML)
+    run = tune(
+        "llama",
+        adapter=None,
+        **ALL_STEPS,
+        workload__data__source=source,
+        workload__data__chat={"template": chat},
+        workload__data__pack=pack,
+        layout={"dp_replicate": 2, "micro_batch": 1 if accumulates else 2},
+    )
+    assert run.train() == [0, 0]
+    rows, order = rows_of(run)
+    ours = rows.gather(order, np.arange(len(order)))["x"].tolist()
+
+    def in_order(theirs: Dataset) -> list[int]:
+        begins = [[*ids, *[END_ID] * ROW][:ROW] for ids in theirs["input_ids"]]
+        assert len(begins) == len(rows)
+        return [begins.index(row) for row in ours]
+
+    folder = checkpoint("llama")
+    size = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": GLOBAL_BATCH} if accumulates else {}
+    own: dict[str, Any] = {"output_dir": str(tmp_path / "trl"), "packing": pack, "max_length": ROW + 1} | size
+    own |= {"assistant_only_loss": True}
+    model = model_of(folder, None)
+    assert_the_same(run, losses_of_trl("SFT", model, folder, records, MARKED_CHATML, order=in_order, **own))
 
 
 @pytest.mark.parametrize(

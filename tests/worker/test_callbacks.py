@@ -17,7 +17,8 @@ from trainworks.record.exit_code import ExitCode
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metrics import STEP_PARTS
 from trainworks.report.runs.summary import build_report
-from trainworks.worker.callbacks import load_callbacks
+from trainworks.worker.callbacks import Callbacks, load_callbacks
+from trainworks.worker.checkpoint.state import CallbackStates, loadable
 
 WATCH = """
 import json
@@ -57,6 +58,30 @@ class Asks:
     def on_end(self, state):
         while Path(__file__).with_name("hold").exists():
             time.sleep(0.01)
+"""
+COUNTS = """
+import json
+from pathlib import Path
+
+import torch
+
+class Counts:
+    def __init__(self):
+        self.steps, self.losses = [], torch.zeros(())
+
+    def on_step(self, state):
+        self.steps.append(state.step)
+        self.losses += state.loss.detach()
+
+    def on_end(self, state):
+        counted = [self.steps, self.losses.item()]
+        Path(__file__).with_name(f"counted-{state.rank}.json").write_text(json.dumps(counted))
+
+    def state_dict(self):
+        return {"steps": self.steps, "losses": self.losses}
+
+    def load_state_dict(self, state):
+        self.steps, self.losses = state["steps"], state["losses"]
 """
 FAILS = """
 class Fails:
@@ -120,9 +145,10 @@ def test_an_exception_ends_the_run_with_its_file_and_line(with_callback):
 def asking(with_callback, tmp_path):
     """A function: a run of 24 steps on two ranks, of which rank 1 asks for this after these steps."""
 
-    def make(**asked: str) -> TinyRun:
-        changes = {"workload__train_for": "24 steps", "workload__eval": {"split": 0.3, "every": "24 steps", "steps": 1}}
-        run = with_callback(ASKS, "Asks", **changes, layout={"dp_shard": 2})
+    def make(changes: dict[str, object] | None = None, **asked: str) -> TinyRun:
+        evaluation = {"split": 0.3, "every": "24 steps", "steps": 1}
+        of_run = {"workload__train_for": "24 steps", "workload__eval": evaluation, "layout": {"dp_shard": 2}}
+        run = with_callback(ASKS, "Asks", **of_run | (changes or {}))
         ask(tmp_path, **asked)
         return run
 
@@ -185,6 +211,52 @@ def test_an_evaluation_without_held_out_data_is_refused_in_the_line_that_asks(wi
     assert failure["message"].endswith("watching.py:10: the run has no held-out data to evaluate on")
 
 
+def counted(folder, rank):
+    return json.loads((folder / "runs" / "mine" / f"counted-{rank}.json").read_text())
+
+
+def test_a_state_of_a_callback_is_that_of_the_checkpoint(with_callback, tmp_path):
+    changes = {"checkpoint__every": "4 steps", "workload__train_for": "12 steps", "layout": {"dp_shard": 2}}
+    assert with_callback(COUNTS, "Counts", **changes).train() == [0, 0]
+    undisturbed = [counted(tmp_path, rank) for rank in (0, 1)]
+    assert undisturbed[0][0] == list(range(1, 13)) and undisturbed[0] != undisturbed[1]
+    run = with_callback(COUNTS, "Counts", **changes)
+    assert run.train(until=run.a_checkpoint_is_complete, before=10) != [0, 0]
+    assert run.train() == [0, 0]
+    assert events(run, "attempt")[-1]["resumed_from_step"] in (4, 8)
+    assert [counted(tmp_path, rank) for rank in (0, 1)] == undisturbed
+
+
+def test_a_wish_before_a_checkpoint_survives_the_failure_after_it(asking):
+    run = asking(step4="evaluate", changes={"checkpoint__every": "4 steps", "workload__train_for": "8 steps"})
+    assert run.train(until=run.a_checkpoint_is_complete, before=5) != [0, 0]
+    assert run.train() == [0, 0]
+    assert events(run, "attempt")[-1]["resumed_from_step"] == 4
+    assert [row["step"] for row in run.rows() if "evaluation" in row] == [6, 8]
+
+
+def test_other_ranks_take_the_callbacks_of_the_first_one_and_old_checkpoints_have_none() -> None:
+    class Counter:
+        def __init__(self, count: int) -> None:
+            self.count = count
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    saved = CallbackStates(Callbacks([Counter(7)]), rank=0).state_dict()
+    counter, state = Counter(0), dict[str, object](random=1)
+    state["callbacks"] = CallbackStates(callbacks := Callbacks([counter]), rank=3)
+    assert loadable(state, ["random.rank-0"], same_ranks=True) == {"random": 1}
+    (name, taken), *others = loadable(state, ["callbacks.rank-0"], same_ranks=False).items()
+    assert (name, others) == ("callbacks", [])
+    taken.load_state_dict(saved)
+    callbacks.restore()
+    assert counter.count == 7
+
+
 def complete(run):
     return [folder for _, folder in complete_checkpoints(run.run_dir)]
 
@@ -210,6 +282,7 @@ def test_a_checkpoint_before_an_exception_is_valid_and_resumes_as_if_nothing_had
         ("class A: pass", "A", "`A` has no method of a callback", "on_checkpoint"),
         ("class Watch:\n    on_end = print", "Wach", "has no class `Wach`", "Watch"),
         ("import not_there_at_all", "A", "No module named 'not_there_at_all'", None),
+        ("class A:\n    on_end = state_dict = print", "A", "has a state and no `load_state_dict`", "load_state_dict"),
         ("1 / 0", "A", "ZeroDivisionError: division by zero", None),
         ("class A(:", "A", "SyntaxError", None),
     ],

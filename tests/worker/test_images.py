@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,6 +74,17 @@ def test_an_interrupted_shard_is_made_again_and_a_finished_one_is_not(pictures, 
     work = tmp_path / ".shards.making"
     work.mkdir()
     (work / "images-00000.bin").write_bytes(b"half")
+    assert make_image_shards(source, tmp_path / "shards", lambda done, total: None) == card
+
+
+def test_a_shard_that_another_version_finished_is_made_again(pictures, tmp_path):
+    source = DataSource(source=str(pictures))
+    card = make_image_shards(source, tmp_path / "whole", lambda done, total: None)
+    work = tmp_path / ".shards.making"
+    work.mkdir()
+    (name, shard) = next(iter(card.shards.items()))
+    shutil.copy(tmp_path / "whole" / name, work)
+    (work / f"{name}.json").write_text(shard.model_dump_json())  # version 0.1 kept no more of it
     assert make_image_shards(source, tmp_path / "shards", lambda done, total: None) == card
 
 

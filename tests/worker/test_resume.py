@@ -14,6 +14,14 @@ from trainworks.record.manifest import complete_checkpoints
 DROPOUT = {"workload__model": {"architecture": "gpt2", "layers": 2, "hidden": 32, "heads": 4, "dropout": 0.1}}
 
 
+GROUPS = {
+    "lr": 3e-3,
+    "warmup": "4 steps",
+    "groups": [{"parameters": "*embed*", "lr": 1e-3}, {"parameters": "*norm*", "weight_decay": 0.2}],
+}
+MUON = {"name": "muon", "lr": 3e-3, "warmup": "4 steps"}
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory, corpus, cache):
     """Curves of uninterrupted runs, by their changes."""
@@ -54,6 +62,8 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes_bit_identically(new_r
         pytest.param(DROPOUT | {"layout": {"dp_shard": 2, "recompute": "selective"}}, id="dropout-recompute"),
         pytest.param(DROPOUT | {"layout": {"tp": 2}}, id="dropout-sequence-parallel"),
         pytest.param({"layout": {"dp_shard": 2}}, id="shards"),
+        pytest.param({"workload__optimizer": GROUPS, "layout": {"dp_shard": 2}}, id="groups-shards"),
+        pytest.param({"workload__optimizer": MUON, "layout": {"dp_shard": 2}}, id="muon-shards"),
         pytest.param({"workload__precision": "bf16"}, id="bf16"),
         pytest.param({"workload__precision": "fp16"}, id="fp16-loss-scaling"),
         pytest.param({"layout": {"dp_replicate": 2, "micro_batch": 2}}, id="accumulation"),

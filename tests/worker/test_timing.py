@@ -18,6 +18,10 @@ def test_the_parts_of_a_step_add_up_and_none_is_negative(free: float | None) -> 
     total, *parts = marks.durations()
     assert total == sum(parts) == 8.0
     assert parts == [1.0, 2.5, 0.5, 8.0 - (free or 5.0), 1.0 + ((free or 5.0) - 5.0), 0.0]
+    marks.called = 8.75  # callbacks are no part of the step, and do not count as its checkpoint
+    total, *parts = marks.durations()
+    assert total == sum(parts) == 7.25
+    assert parts[4] == 0.25 + ((free or 5.0) - 5.0)
 
 
 @pytest.mark.parametrize(("elapsed_s", "called_s"), [(9.0, 2.0), (7.0, 1.0), (5.0, 0.0)])

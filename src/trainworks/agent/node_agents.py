@@ -28,6 +28,9 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import explains_exit, first_failure
 
+NODE_LEAVES = signal.SIGUSR1
+"""Tells the supervisor that its cluster ends one of the other nodes, so that all ranks have to end."""
+
 
 class Hosts(Protocol):
     """Where the nodes of a job stand, and how to start something there."""

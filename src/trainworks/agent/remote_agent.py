@@ -31,7 +31,7 @@ from typing import Any, Literal, final
 
 from trainworks.agent.allocation import Allocation
 from trainworks.agent.log_echo import LogEcho
-from trainworks.agent.node_agents import OwnProcesses
+from trainworks.agent.node_agents import NODE_LEAVES, OwnProcesses
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.files import closing_handle
 from trainworks.host import process
@@ -371,7 +371,7 @@ def _handle(channel: Channel) -> int | None:
         sys.stderr.write("lost the connection to this node\n")
         return ExitCode.PEER_LOST
     if message.get("leaving"):
-        os.kill(os.getppid(), signal.SIGHUP)  # asks the supervisor for a clean end of all ranks
+        os.kill(os.getppid(), NODE_LEAVES)
     if not isinstance(code := message.get("exit"), int):
         return None
     if code < 0:

@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 
 from trainworks.agent.enter import end_entered
-from trainworks.agent.node_agents import Hosts, Nodes, ThisMachine, nodes_of
+from trainworks.agent.node_agents import NODE_LEAVES, Hosts, Nodes, ThisMachine, nodes_of
 from trainworks.agent.observers import running_observers, start_observers
 from trainworks.agent.recovery import Recovery, note_lost
 from trainworks.agent.watches import IdleWatch
@@ -45,7 +45,7 @@ _RUNNING_POLL_S = 0.2
 _END_GRACE_S = 5.0
 _LOST_PEER_S = 10.0
 """Time for the agent of a lost node to end, after a rank elsewhere has lost its peer."""
-SIGNALS: Mapping[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+SIGNALS: Mapping[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, NODE_LEAVES)}
 """Signals that ask a job for its end, as themselves."""
 
 
@@ -73,8 +73,8 @@ class Supervisor:
         )
         self._ended_idle: str | None = None
         self._parent = os.getppid()
-        self._hung_up: str | None = None
-        """Why the first signal was a hang-up."""
+        self._ended_by: str | None = None
+        """What the first signal stands for, if it is no request of the user."""
         self._reclaimed: FailureReason | None = None
         self._recovery = Recovery(
             run_dir,
@@ -91,14 +91,16 @@ class Supervisor:
         """Signal handler: the first signal asks for a clean end, the second ends at once.
 
         A hang-up means the terminal is gone: it asks for a clean end, and never shortens one that has begun. Neither
-        does the SIGTERM with which a cluster leaves a node that its cloud takes back.
+        does a node that leaves, nor the SIGTERM with which a cluster leaves a node that its cloud takes back.
         """
-        if number == signal.SIGHUP and not self._stop_signals:
+        if number in (signal.SIGHUP, NODE_LEAVES) and not self._stop_signals:
             # a parent of several threads is still named while the last of them end
             gone = os.getppid() != self._parent or process.state(self._parent) in "ZX"
-            self._hung_up = "the process that started it was killed" if gone else "its terminal was closed"
-        hung_up = number == signal.SIGHUP or (number == signal.SIGTERM and self._reclaimed is not None)
-        self._stop_signals = max(self._stop_signals, 1) if hung_up else self._stop_signals + 1
+            self._ended_by = "the process that started it was killed" if gone else "its terminal was closed"
+            if number == NODE_LEAVES:
+                self._ended_by = "its cluster has ended one of its nodes"
+        once = number in (signal.SIGHUP, NODE_LEAVES) or (number == signal.SIGTERM and self._reclaimed is not None)
+        self._stop_signals = max(self._stop_signals, 1) if once else self._stop_signals + 1
 
     def run(self) -> JobState:
         """Start the nodes, watch them to the end, and write the final state."""
@@ -275,7 +277,7 @@ class Supervisor:
                 "message": "ended before it could save a checkpoint",
             }
         end = End.of_failure(JobState.STOPPED, lost, exit_code=0) if lost else End(JobState.STOPPED, exit_code=0)
-        cause, why = (Cause.IDLE, self._ended_idle) if self._ended_idle else (Cause.KILLED, self._hung_up)
+        cause, why = (Cause.IDLE, self._ended_idle) if self._ended_idle else (Cause.KILLED, self._ended_by)
         if why is None:
             return end
         return replace(end, cause=cause, message=why + (f"; {end.message}" if lost else ""))

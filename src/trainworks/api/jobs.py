@@ -28,6 +28,7 @@ from trainworks.jobs.job_spec import JobSpec, is_array_id
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import find_run as find_run_dir
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
@@ -331,8 +332,8 @@ def jobs_of_array(name: str, *, notify: Notify = warn) -> list[Job]:
     return found[::-1]
 
 
-def find_job(name: str, *, notify: Notify = warn) -> Job:
-    """The job of a number or a run id.
+def find_job(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -> Job:
+    """The job of the run that `find_run` finds in the folder of all runs, or in the job store.
 
     Raises:
         UnknownRunError: no such job.
@@ -344,7 +345,10 @@ def find_job(name: str, *, notify: Notify = warn) -> Job:
         True
     """
     store = _store(notify)
-    row = store.find(name, uid=os.getuid())
+    try:
+        row = _row(store, find_run_dir(Path(folder), name)) or store.find(name, uid=os.getuid())
+    except UnknownRunError:
+        row = _row(store, name)
     if row is None:
         newest = ", ".join(f"{job.id} ({job.run_id})" for job in store.search(limit=5)) or "none"
         raise UnknownRunError(f"no job `{name}`", hint=f"the newest: {newest}")
@@ -352,49 +356,58 @@ def find_job(name: str, *, notify: Notify = warn) -> Job:
     return Job(store, row, notify)
 
 
+def _row(store: JobStore, run: str | RunDir) -> JobRow | None:
+    """The job of a run by its directory, id or number, or the newest of its name, this user's first."""
+    uid = os.getuid()
+    if isinstance(run, RunDir):
+        return store.find(str(run.path.resolve()), uid=uid)
+    if (row := store.find(run, uid=uid)) is not None or run.isdecimal():  # a number is that of a job
+        return row
+    return next(iter(store.search(name=run, uid=uid, limit=1) or store.search(name=run, limit=1)), None)
+
+
 def job_of_run(run: str | RunDir, *, notify: Notify = warn) -> Job | None:
-    """The job of a run, by its directory, run id or job number, without polling; None for a run started by `run`."""
+    """The job of a run by its directory, id, number or name, without polling; None for a run started by `run`."""
     if not is_there_a_store():
         return None
-    name = run if isinstance(run, str) else str(run.path.resolve())
     store = open_store(store_url())
-    row = store.find(name, uid=os.getuid())
+    row = _row(store, run)
     if row is None:
         return None
     finish_interrupted_edit(store, row)
     return Job(store, row, notify)
 
 
-def describe(name: str, *, notify: Notify = warn) -> tuple[Job, list[Attempt]]:
-    """A job and its attempts."""
-    job = find_job(name, notify=notify)
+def describe(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -> tuple[Job, list[Attempt]]:
+    """A job and its attempts; see `find_job`."""
+    job = find_job(name, folder, notify=notify)
     return job, job.attempts()
 
 
-def stop(name: str, *, at_once: bool = False) -> Job:
-    """Stop a job; see `Job.stop`."""
-    job = find_job(name)
+def stop(name: str, folder: Path | str = "runs", *, at_once: bool = False) -> Job:
+    """Stop a job; see `find_job` and `Job.stop`."""
+    job = find_job(name, folder)
     job.stop(at_once=at_once)
     return job
 
 
-def hold(name: str, *, notify: Notify = warn) -> Job:
-    """Keep a waiting job from starting; see `Job.hold`."""
-    job = find_job(name, notify=notify)
+def hold(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -> Job:
+    """Keep a waiting job from starting; see `find_job` and `Job.hold`."""
+    job = find_job(name, folder, notify=notify)
     job.hold()
     return job
 
 
-def release(name: str, *, notify: Notify = warn) -> Job:
-    """Let a held job start; see `Job.release`."""
-    job = find_job(name, notify=notify)
+def release(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -> Job:
+    """Let a held job start; see `find_job` and `Job.release`."""
+    job = find_job(name, folder, notify=notify)
     job.release()
     return job
 
 
-def retry(name: str, *, notify: Notify = warn) -> Job:
-    """Queue a failed or stopped job again; see `Job.retry`."""
-    job = find_job(name, notify=notify)
+def retry(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -> Job:
+    """Queue a failed or stopped job again; see `find_job` and `Job.retry`."""
+    job = find_job(name, folder, notify=notify)
     job.retry()
     return job
 
@@ -402,5 +415,5 @@ def retry(name: str, *, notify: Notify = warn) -> Job:
 def refresh_remote_jobs(run_dir: RunDir) -> list[TrainworksError]:
     """Poll the backends of all remote jobs, and wait for that of a run; returns the errors of those that are silent."""
     store = open_store(store_url())
-    row = store.find(str(run_dir.path.resolve()), uid=os.getuid())
+    row = _row(store, run_dir)
     return follow_all(store, SystemClock(), silence=_silence(), awaited=row.id if row else None)

@@ -25,7 +25,7 @@ RunsOption = Annotated[
 ]
 OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id, name or path. [default: the newest run]")]
 Runs = Annotated[
-    list[str] | None, typer.Argument(metavar="[RUN]...", help="Run ids or folders. [default: the newest run]")
+    list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids, names or folders. [default: the newest run]")
 ]
 RunFilePath = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="YAML run file.")]
 On = Annotated[
@@ -41,7 +41,7 @@ OnCluster = Annotated[
         show_default=False,
     ),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Number of a job, or its run id.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Number, id or folder, or a name for its last run.")]
 Prices = Annotated[
     str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
 ]

@@ -149,6 +149,11 @@ class ModelSupport(Spec):
     balance_loss: float = 0.0
     """Weight of the loss that keeps all experts in use."""
 
+    @property
+    def splits_sequence(self) -> bool:
+        """Whether ranks of tp have positions of their own between the layers: in the worker's decoder alone."""
+        return not self.uncut
+
     def uncut_words(self, axis: str) -> tuple[str, str]:
         """Message and hint for a layout that cuts the model over one of `uncut`."""
         ways = " or ".join(f"`{each}`" for each in ("dp_shard", "tp", "pp") if each not in self.uncut)
@@ -183,7 +188,9 @@ ANY_LAYOUT: Final[ModelSupport] = ModelSupport()
 """Support of a model that the worker can train under every layout that its dimensions allow."""
 
 
-def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_batch: int) -> ResolvedLayout:
+def resolve_layout(
+    layout: Layout, *, world_size: int, global_batch: int, micro_batch: int, support: ModelSupport = ANY_LAYOUT
+) -> ResolvedLayout:
     """Check a layout against the world and the batch.
 
     Args:
@@ -191,6 +198,7 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
         world_size: ranks that will be started.
         global_batch: sequences per optimizer step.
         micro_batch: sequences per forward of one rank; must divide global_batch / dp.
+        support: of the model by the worker.
 
     Raises:
         LayoutError: naming every factor, the limit and the degree to change.
@@ -201,7 +209,7 @@ def resolve_layout(layout: Layout, *, world_size: int, global_batch: int, micro_
     degrees = {axis: getattr(layout, axis) for axis in (*MESH_AXES, "ep")}
     automatic: list[tuple[str, Any]] = [
         ("zero", 2 if layout.zero_bubble is True else 3),  # zero bubble needs unsharded weights
-        ("sequence_parallel", layout.tp > 1),
+        ("sequence_parallel", layout.tp > 1 and support.splits_sequence),
         ("interleave", 1),
         ("zero_bubble", False),
         ("recompute", "none"),

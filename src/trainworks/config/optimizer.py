@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from trainworks.config.quantities import TrainForField
 from trainworks.config.spec import FieldError, Spec
+from trainworks.errors import UsageError, suggest
 
 _DECAY_SHARE = 0.2
 
@@ -52,6 +55,29 @@ class Optimizer(Spec):
     groups: tuple[ParameterGroup, ...] = ()
     """Parameters with a rate or a weight decay of their own, which the schedule scales alike. The first group whose
     pattern fits a name takes the parameter."""
+
+    def group_of(self, name: str) -> int | None:
+        """The first of `groups` whose pattern fits the name of a parameter."""
+        fits = (index for index, group in enumerate(self.groups) if fnmatchcase(name, group.parameters))
+        return next(fits, None)
+
+    def check_groups(self, names: Collection[str]) -> None:
+        """Refuse a group that none of these trained parameters belongs to.
+
+        Raises:
+            UsageError: there is one; the hint has names that are like its pattern.
+        """
+        taken = {self.group_of(name) for name in names}
+        for index, group in enumerate(self.groups):
+            if index not in taken:
+                earlier = any(fnmatchcase(name, group.parameters) for name in names)
+                why = "earlier groups take all that it fits" if earlier else "no trained parameter has such a name"
+                listed = f"names are like `{min(names)}`; a pattern needs `*` for what it leaves out" if names else None
+                others = suggest(group.parameters, sorted(names), otherwise=listed, count=3)
+                raise UsageError(
+                    f"`optimizer.groups` has no parameter for `{group.parameters}`: {why}",
+                    hint="put it first" if earlier else others,
+                )
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Optimizer:

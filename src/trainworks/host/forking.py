@@ -95,7 +95,7 @@ def _reset_child(output: int, new_session: bool, close_fds: Iterable[int]) -> No
         os.setsid()
     else:
         os.setpgid(0, 0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     with open(os.devnull, "rb") as nothing:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainworks import __version__
 from trainworks.catalog.models import find_preset
 from trainworks.config.layout import Layout, ModelSupport
 from trainworks.config.run_file import Workload
+from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.host.folders import cache_folder
@@ -22,6 +23,8 @@ from trainworks.plan.shapes.conv_net import ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.shapes.presets import Vocabulary, default_vocabulary
 from trainworks.plan.shapes.transformer import PLANNED_TYPES, shape_of_hf_config, shape_of_model
 from trainworks.record.model_shape import ModelShape
+
+_Answer = TypeVar("_Answer", bound=Spec)
 
 _DOWNLOAD = """
 import sys
@@ -85,12 +88,46 @@ def model_support(workload: Workload, packages: Mapping[str, str], *, python: st
     if workload.task != "causal-lm" or model.hf is None:
         return ModelSupport(balance_loss=model.written_balance_loss if model.architecture == "mixtral" else 0.0)
     request = {"model": model.model_dump(mode="json"), "adapted": workload.adapter is not None}
-    facts = [__version__, request, hf_config(model.hf), dict(packages)]
-    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return _answer(ModelSupport, "support", request, [hf_config(model.hf), dict(packages)], python)
+
+
+class ParameterNames(Spec):
+    """Names of the parameters that a run trains."""
+
+    names: tuple[str, ...]
+
+
+def check_groups(
+    workload: Workload, shape: ModelShape, packages: Mapping[str, str], *, python: str | None = None
+) -> None:
+    """Check that every group of `optimizer.groups` has parameters, by the worker's names of them.
+
+    Args are those of `model_support`, and the shape of the model.
+
+    Raises:
+        UsageError: one has none.
+    """
+    if not workload.optimizer.groups:
+        return
+    model, adapter = workload.model, workload.adapter
+    request = {
+        "model": model.model_dump(mode="json"),
+        "shape": shape.model_dump(mode="json"),
+        "adapter": adapter and adapter.model_dump(mode="json"),
+    }
+    facts = [model.hf and hf_config(model.hf), dict(packages)]
+    workload.optimizer.check_groups(_answer(ParameterNames, "names", request, facts, python).names)
+
+
+def _answer(
+    kind: type[_Answer], action: str, request: Mapping[str, object], facts: Sequence[object], python: str | None
+) -> _Answer:
+    """The worker's answer, which is kept for each request and these facts."""
+    known = json.dumps([__version__, request, *facts], sort_keys=True)
     return remembered(
-        cache_folder("models") / f"{key}.json",
-        ModelSupport,
-        lambda: ModelSupport.model_validate(ask("support", request, module="models.command", python=python)),
+        cache_folder("models") / f"{hashlib.sha256(known.encode()).hexdigest()[:16]}.json",
+        kind,
+        lambda: kind.model_validate(ask(action, request, module="models.command", python=python)),
         again=False,
     )
 

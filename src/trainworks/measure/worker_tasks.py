@@ -19,18 +19,6 @@ ByteProgress = Callable[[int, int], None]
 """Called with the bytes done and the bytes in all."""
 
 
-class Gain(TypedDict):
-    """What encoding images anew changed; `trainworks.worker.data.card.ReencodingGain` says what each figure is."""
-
-    how: dict[str, str | int | None]
-    source_bytes: int
-    sample: int
-    image_size: int
-    source_images_per_s: float
-    images_per_s: float
-    psnr_db: float | None
-
-
 class PreparedData(TypedDict):
     """Counts, folders and fingerprint of prepared data."""
 
@@ -50,7 +38,8 @@ class PreparedData(TypedDict):
     held_out_samples: int | None
     fingerprint: str
     tokenization: str | None
-    gain: Gain | None
+    gain: dict[str, Any] | None
+    """A `trainworks.worker.data.card.ReencodingGain` as JSON."""
     damaged: int
     seconds: float
 

@@ -82,6 +82,23 @@ class HeadTimes:
         return HeadTimes(self.embedding_s[chosen], self.output_s[chosen])
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block, or a part of a hybrid's, whose work is counted, on each rank of these layouts."""
+
+    shape: ModelShape
+    layouts: Layouts
+    sequence_length: int
+    device: DeviceRates
+    software: Software
+    parts: frozenset[_Part]
+
+    @property
+    def tokens(self) -> Array:
+        """M: tokens of a micro-batch on this rank."""
+        return _tokens(self.layouts, self.sequence_length)
+
+
 def block_times(
     shape: ModelShape, layouts: Layouts, *, sequence_length: int, device: DeviceRates, software: Software
 ) -> BlockTimes:
@@ -105,7 +122,7 @@ def block_times(
             (routed, frozenset({"experts"})),
         ]
     kinds = [
-        (count / shape.layers, _one_kind(shape, layouts, sequence_length, device, software, each))
+        (count / shape.layers, _one_kind(_Block(shape, layouts, sequence_length, device, software, each)))
         for count, each in parts
         if count
     ]
@@ -116,18 +133,12 @@ def block_times(
     )
 
 
-def _one_kind(
-    shape: ModelShape,
-    layouts: Layouts,
-    sequence_length: int,
-    device: DeviceRates,
-    software: Software,
-    parts: frozenset[_Part],
-) -> BlockTimes:
-    products = _block_products(shape, layouts, sequence_length, device, parts)
+def _one_kind(block: _Block) -> BlockTimes:
+    layouts, device, software = block.layouts, block.device, block.software
+    products = _block_products(block)
     forward, backward = _products_s(products, device)
-    core_forward, core_backward = _core_s(shape, layouts, sequence_length, device, software, parts)
-    traffic = traffic_s(_block_bytes(shape, layouts, sequence_length, device, software, parts), device)
+    core_forward, core_backward = _core_s(block)
+    traffic = traffic_s(_block_bytes(block), device)
     if device.casts and software.framework != "megatron":  # which keeps the weights of a step in 8 bits
         weights = np.zeros(len(layouts))
         for product in products:
@@ -135,10 +146,10 @@ def _one_kind(
         traffic = traffic + traffic_s(_cast_bytes(device, software) * weights, device)
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
-    launched_forward, launched_backward = _launches(shape, layouts, device, software, parts)
+    launched_forward, launched_backward = _launches(block)
     forward = _with_launches(forward, launched_forward, device)
-    if recomputes_modules(shape, software):
-        core_forward = _modules_s(shape, layouts, sequence_length, device, parts)
+    if recomputes_modules(block.shape, software):
+        core_forward = _modules_s(block)
     selective = {
         "attention": core_forward,
         "products": device.coefficients.selective_share * forward,
@@ -148,55 +159,46 @@ def _one_kind(
     }[software.selective]
     whole = forward
     # the gradients of a router need the last products of its experts
-    if "experts" not in parts and not software.repeats_last:
+    if "experts" not in block.parts and not software.repeats_last:
         whole = forward - _products_s(products[-1:], device)[0]
     is_selective = layouts.recompute == Recompute.SELECTIVE
     again = np.where(layouts.recompute == Recompute.FULL, whole, np.where(is_selective, selective, 0.0))
     return BlockTimes(forward, _with_launches(backward, launched_backward, device), again)
 
 
-def _block_products(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, parts: frozenset[_Part]
-) -> list[_Product]:
+def _block_products(block: _Block) -> list[_Product]:
+    shape, layouts, sequence_length, parts = block.shape, block.layouts, block.sequence_length, block.parts
     products = [*_attention_products(shape, layouts, sequence_length)] if "attention" in parts else []
     if (mixer := shape.state_space) is not None and "mixer" in parts:  # tp cuts its heads and groups
-        tokens, t = _tokens(layouts, sequence_length), layouts.tp
-        products += [_Product(tokens, mixer.projected / t, shape.hidden)]
-        products += [_Product(tokens, shape.hidden, mixer.inner / t)]
+        products += [_Product(block.tokens, mixer.projected / layouts.tp, shape.hidden)]
+        products += [_Product(block.tokens, shape.hidden, mixer.inner / layouts.tp)]
     if "experts" in parts:
-        return products + _expert_products(shape, layouts, sequence_length, device.coefficients.routed_share)
+        return products + _expert_products(shape, layouts, sequence_length, block.device.coefficients.routed_share)
     return products + (_mlp_products(shape, layouts, sequence_length, shape.feed_forward) if "mlp" in parts else [])
 
 
-def _core_s(
-    shape: ModelShape,
-    layouts: Layouts,
-    sequence_length: int,
-    device: DeviceRates,
-    software: Software,
-    parts: frozenset[_Part],
-) -> tuple[Array, Array]:
+def _core_s(block: _Block) -> tuple[Array, Array]:
     """What is computed between the projections: attention, or a mixer's scan, at the rate of attention over a chunk."""
-    if "attention" in parts:
-        return _attention_core_s(shape, layouts, sequence_length, device, software)
-    if (mixer := shape.state_space) is None or "mixer" not in parts:
+    if "attention" in block.parts:
+        return _attention_core_s(block)
+    layouts, device = block.layouts, block.device
+    if (mixer := block.shape.state_space) is None or "mixer" not in block.parts:
         return np.zeros(len(layouts)), np.zeros(len(layouts))
-    flops = _tokens(layouts, sequence_length) / layouts.tp * scan_flops_per_token(shape) / mixer.layers
+    flops = block.tokens / layouts.tp * scan_flops_per_token(block.shape) / mixer.layers
     if device.measured_attention_flops_per_s is not None:
         return flops / device.measured_attention_flops_per_s, 2.0 * flops / device.measured_attention_flops_per_s
     rates = device.attention_rates(mixer.head_dim, mixer.chunk, causal=False)
     return flops / rates[0], 2.5 * flops / rates[1]  # backward computes a chunk's scores again
 
 
-def _launches(
-    shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software, parts: frozenset[_Part]
-) -> tuple[Array, Array]:
+def _launches(block: _Block) -> tuple[Array, Array]:
     """Kernels of one block that the host launches, forward and backward; shape [n] each. A part alone has half.
 
     Transformer Engine's GroupedLinear launches two products of each local expert forward and four backward, in 8 and 4
     bits with a cast each.
     """
-    experts, share = "experts" in parts, len(parts) / 2
+    shape, layouts, device, software = block.shape, block.layouts, block.device, block.software
+    experts, share = "experts" in block.parts, len(block.parts) / 2
     fused = software.fuses(experts=experts)
     forward, backward = _KERNELS if fused else _KERNELS_EAGER[shape.gated_mlp]
     if software.framework == "torch" and not fused and device.is_queued and device.precision == "fp8" and not experts:
@@ -263,15 +265,14 @@ def _latent_lifts(shape: ModelShape, layouts: Layouts, sequence_length: int) -> 
         yield _Product(tokens, heads * (latent.nope_head_dim + latent.value_head_dim), latent.kv_rank)
 
 
-def _modules_s(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, parts: frozenset[_Part]
-) -> Array:
+def _modules_s(block: _Block) -> Array:
     """What is computed again of norms, latent lifts and the experts' activation functions; see `recomputes_modules`."""
+    shape, layouts, device, parts = block.shape, block.layouts, block.device, block.parts
     split, experts = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0), "experts" in parts
     norms = 2 * len(parts) * shape.hidden / split
     values = norms + experts * (3 if shape.gated_mlp else 2) * _mlp_width(shape, layouts)
-    moved_s = traffic_s(device.element_bytes * _tokens(layouts, sequence_length) * values, device)
-    lifts = [*_latent_lifts(shape, layouts, sequence_length)] if "attention" in parts else []
+    moved_s = traffic_s(device.element_bytes * block.tokens * values, device)
+    lifts = [*_latent_lifts(shape, layouts, block.sequence_length)] if "attention" in parts else []
     return moved_s + _products_s(lifts, device)[0] if lifts else moved_s
 
 
@@ -303,9 +304,7 @@ def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int, 
     return products
 
 
-def _attention_core_s(
-    shape: ModelShape, layouts: Layouts, sequence_length: int, device: DeviceRates, software: Software
-) -> tuple[Array, Array]:
+def _attention_core_s(block: _Block) -> tuple[Array, Array]:
     """Scores and their product with the values, forward and backward.
 
     FLOPs 2 b T (T / cp) (d_qk + d_v) H / t, half when causal and fused; backward 2.5 times (fused, which
@@ -313,38 +312,31 @@ def _attention_core_s(
     product, read and written by softmax and dropout, read by the next product: 13 bytes each in 16 bits with
     dropout's mask, 9 with a fused scale-mask-softmax.
     """
+    shape, layouts, length, device = block.shape, block.layouts, block.sequence_length, block.device
     query_dim, value_dim = head_dims(shape)
-    pairs = layouts.micro_batch * sequence_length * (sequence_length / layouts.cp)
+    pairs = layouts.micro_batch * length * (length / layouts.cp)
     heads = shape.heads / layouts.tp
     flops = 2.0 * pairs * heads * (query_dim + value_dim)
     if device.measured_attention_flops_per_s is not None:
         forward = flops / device.measured_attention_flops_per_s
         return forward, 2.0 * forward
-    if software.fused_attention:
-        rates = device.attention_rates((query_dim + value_dim) / 2, sequence_length, causal=shape.causal)
+    if block.software.fused_attention:
+        rates = device.attention_rates((query_dim + value_dim) / 2, length, causal=shape.causal)
         # Half of the token pairs when causal, and a band of them, or of chunks half, in layers with a window.
         full = 0.5 if shape.causal else 1.0
         banded = shape.window_layers / shape.layers if shape.window else 0.0
-        band = shape.window * (full if shape.chunked else 1.0) / sequence_length
+        band = shape.window * (full if shape.chunked else 1.0) / length
         seen = flops * ((1 - banded) * full + banded * min(full, band))
         return seen / rates[0], 2.5 * seen / rates[1]
-    length = sequence_length
     batch = layouts.micro_batch * heads / layouts.cp
     product = product_s(length, length, query_dim, device, batch)
     product = product + product_s(length, value_dim, length, device, batch)
     scores = traffic_s(pairs * heads * (4 * device.element_bytes + 1), device)
-    scores = scores * unfused_factor(shape, layouts, device, software)
+    scores = scores * unfused_factor(shape, layouts, device, block.software)
     return product + scores, 2 * product + device.coefficients.backward_bytes * scores
 
 
-def _block_bytes(
-    shape: ModelShape,
-    layouts: Layouts,
-    sequence_length: int,
-    device: DeviceRates,
-    software: Software,
-    parts: frozenset[_Part],
-) -> Array:
+def _block_bytes(block: _Block) -> Array:
     """Bytes that element-wise kernels of one block move forward.
 
     Per token: two norms (read, write) and two residual additions (2 reads, write): 10 e h, split over t with sequence
@@ -352,8 +344,8 @@ def _block_bytes(
     apart from the gate, 2 e f / t plain; with 8-bit products the casts of every product's input, k h / t of the routed
     ones; e h / t for each of `permuted_copies`. A part alone has one norm and one addition.
     """
+    shape, layouts, device, software, parts = block.shape, block.layouts, block.device, block.software, block.parts
     e, experts, received = device.element_bytes, "experts" in parts, shape.expert_latent or shape.hidden
-    tokens = _tokens(layouts, sequence_length)
     hidden_share = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     query_dim, value_dim = head_dims(shape)
     heads = (shape.heads * query_dim + shape.kv_heads * value_dim) / layouts.tp * ("attention" in parts)
@@ -369,7 +361,7 @@ def _block_bytes(
         routed = experts * shape.experts_per_token / layouts.tp * (received / shape.hidden)
         inputs = 1.5 * len(parts) + routed
         per_token = per_token + _cast_bytes(device, software) * (inputs * shape.hidden + heads + width)
-    return tokens * per_token * unfused_factor(shape, layouts, device, software)
+    return block.tokens * per_token * unfused_factor(shape, layouts, device, software)
 
 
 def _cast_bytes(device: DeviceRates, software: Software) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from trainworks.config.data import Reencoding
-from trainworks.measure.worker_tasks import Gain, PreparedData, VerifiedData
+from trainworks.measure.worker_tasks import PreparedData, VerifiedData
 from trainworks.plan.storage.demand import given, read_rate
 from trainworks.units import format_bytes, format_count, format_duration
+from trainworks.worker.data.card import ReencodingGain
 
 
 def prepared_lines(result: PreparedData, num_sources: int) -> list[str]:
@@ -33,7 +33,7 @@ def prepared_lines(result: PreparedData, num_sources: int) -> list[str]:
     if result["held_out"] and result["held_out_samples"] is not None:
         lines.append(f"held out     {result['held_out']}, {result['held_out_samples']:,} samples")
     if result["gain"]:
-        lines += gain_lines(result["gain"], result)
+        lines += gain_lines(ReencodingGain.model_validate(result["gain"]), result)
     return [*lines, f"folder       {result['folder']}", f"fingerprint  {result['fingerprint']}"]
 
 
@@ -41,25 +41,25 @@ _RATE = 1000
 """Images per second of the line about storage."""
 
 
-def gain_lines(gain: Gain, result: PreparedData) -> list[str]:
+def gain_lines(gain: ReencodingGain, result: PreparedData) -> list[str]:
     """Bytes, decoding, loss and storage rate of images before and after they were encoded anew, and what is left out.
 
     Args:
         gain: what the worker measured.
         result: what it stored.
     """
-    stored_bytes, images, settings = result["num_bytes"], result["num_items"], Reencoding.model_validate(gain["how"])
-    source_bytes, before, after = gain["source_bytes"], gain["source_images_per_s"], gain["images_per_s"]
-    sample = f"of a sample of {gain['sample']}"
+    stored_bytes, images = result["num_bytes"], result["num_items"]
+    source_bytes, before, after = gain.source_bytes, gain.source_images_per_s, gain.images_per_s
+    sample = f"of a sample of {gain.sample}"
     reads = [
         read_rate(given("samples per second", _RATE, "samples/s"), given("sample size", size / images, "bytes")).value
         for size in (source_bytes, stored_bytes)
     ]
-    psnr = "all pixels are equal" if gain["psnr_db"] is None else f"{gain['psnr_db']:.1f} dB"
+    psnr = "all pixels are equal" if gain.psnr_db is None else f"{gain.psnr_db:.1f} dB"
     lines = [
-        f"encoded      {settings.title}: {format_bytes(source_bytes)} -> {format_bytes(stored_bytes)}, "
+        f"encoded      {gain.how.title}: {format_bytes(source_bytes)} -> {format_bytes(stored_bytes)}, "
         f"{stored_bytes / source_bytes:.1%}",
-        f"decoding     {before:,.0f} -> {after:,.0f} images/s of a core, cropped to {gain['image_size']}, {sample}",
+        f"decoding     {before:,.0f} -> {after:,.0f} images/s of a core, cropped to {gain.image_size}, {sample}",
         f"PSNR         {psnr}, {sample}, against the source at the same size",
         f"storage      {_RATE:,} images/s read {format_bytes(reads[0])}/s -> {format_bytes(reads[1])}/s",
     ]

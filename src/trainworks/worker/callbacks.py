@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -77,6 +77,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[object] = ()) -> None:
         self._callbacks = callbacks
         self._seconds = [0.0] * len(callbacks)
+        self._loaded: Mapping[int, Any] = {}
         self.wishes: Wishes = set()
 
     def __bool__(self) -> bool:
@@ -86,6 +87,23 @@ class Callbacks:
         """Time of each class's methods since the last call, on the host."""
         seconds, self._seconds = self._seconds, [0.0] * len(self._callbacks)
         return seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was asked for since the ranks have last agreed, and by place the states of the objects that have one."""
+        places = enumerate(self._callbacks)
+        states = {place: each.state_dict() for place, each in places if hasattr(each, "state_dict")}
+        return {"wishes": sorted(self.wishes), "states": states}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` gave; the objects get theirs from `restore`."""
+        self.wishes, self._loaded = set(state["wishes"]), state["states"]
+
+    def restore(self) -> None:
+        """Give the objects the states that were loaded; an exception of one is not that of the checkpoint."""
+        loaded, self._loaded = self._loaded, {}
+        for place, each in enumerate(self._callbacks):
+            if place in loaded and hasattr(each, "load_state_dict"):
+                each.load_state_dict(loaded[place])
 
     def take_wishes(self) -> Wishes:
         """What was asked for since the last call."""
@@ -123,8 +141,8 @@ def load_callbacks(names: Sequence[str], folder: Path) -> Callbacks:
     The folder is searched for the modules before the installed packages.
 
     Raises:
-        UsageError: a module or class does not exist, its code fails, or it has no method of a callback, or an unknown
-            one.
+        UsageError: a module or class does not exist, its code fails, it has no method of a callback, an unknown one, or
+            one half of `state_dict` and `load_state_dict`.
     """
     if names and str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
@@ -145,4 +163,7 @@ def _load(name: str) -> object:
         what = f"`{class_name}` has no method of a callback" if unknown is None else f"no callback has a `{unknown}`"
         hint = suggest(unknown or "", _HOOKS, otherwise=f"there are {', '.join(_HOOKS)}")
         raise UsageError(what, place=place, hint=hint)
+    halves = [name for name in ("state_dict", "load_state_dict") if not hasattr(found, name)]
+    if len(halves) == 1:
+        raise UsageError(f"`{class_name}` has a state and no `{halves[0]}`", place=place, hint=f"write `{halves[0]}`")
     return found()

@@ -19,6 +19,7 @@ from trainworks.record.resolved import Plan
 from trainworks.worker.callbacks import Callbacks, CallbackState
 from trainworks.worker.checkpoint.checkpointer import Checkpointer
 from trainworks.worker.checkpoint.interval import MeasuredInterval
+from trainworks.worker.checkpoint.state import HasState, StateWithCallbacks
 from trainworks.worker.data.reader import BatchReader, move_to_device
 from trainworks.worker.determinism import seed_step
 from trainworks.worker.evaluation import Evaluator
@@ -79,6 +80,11 @@ class Trainer:
     _last_saved_step: int = 0
     _last_save_at: float = field(default_factory=time.monotonic)
 
+    @property
+    def state(self) -> HasState:
+        """What a checkpoint holds beside the model."""
+        return StateWithCallbacks(self.optimizer, self.callbacks) if self.callbacks else self.optimizer
+
     def run(self, steps_done: int) -> int:
         """Train from `steps_done` to the plan's last step, to an early stop, or until a stop is agreed.
 
@@ -96,11 +102,11 @@ class Trainer:
             step += 1
             marks = self._train_step(step, reader)
             evaluated = self._evaluate(step, marks, asked=agreed.evaluate)
+            self._call_back(step, marks, evaluated=evaluated)
             saved = self._save_if_due(step, agreed, asked=save_due or (evaluated and self._best_step == step))
             save_due = False
             marks.end = self.timeline.mark()
             self.profiler.end_step(step)
-            self._call_back(step, marks, evaluated=evaluated)
             is_logged = step in (steps_done + 1, self.plan.num_steps) or step % self.plan.log_every_steps == 0
             if saved or evaluated or is_logged:
                 agreed = self._flush(step)
@@ -126,6 +132,7 @@ class Trainer:
             self.callbacks.on_end(self._state(step))
 
     def _call_back(self, step: int, marks: StepMarks, *, evaluated: bool) -> None:
+        """Call back before a checkpoint of the step, which holds the states that the callbacks then have."""
         if not self.callbacks:
             return
         self.callbacks.on_step(self._state(step))
@@ -133,6 +140,7 @@ class Trainer:
             self.callbacks.on_eval(self._state(step), self._result)
         self._announce_checkpoints(step)
         marks.callbacks_s = self.callbacks.take_seconds()
+        marks.called = self.timeline.mark()
 
     def _announce_checkpoints(self, step: int) -> None:
         for folder in self.checkpointer.take_completed():
@@ -155,6 +163,7 @@ class Trainer:
         )
 
     def _begin(self, steps_done: int) -> None:
+        self.callbacks.restore()
         self._last_saved_step = steps_done
         self.checkpointer.kept_step = self._best_step
         self.profiler.take(steps_done)
@@ -220,7 +229,7 @@ class Trainer:
         self.heartbeat.mark(Phase.CHECKPOINT, step)
         consumed = (step + self.batches_left_out) * self.global_batch
         average_statistics(self.parallel.parts)
-        self.checkpointer.save(step, self.parallel.parts, self.optimizer, samples_consumed=consumed)
+        self.checkpointer.save(step, self.parallel.parts, self.state, samples_consumed=consumed)
         self.checkpointer.kept_step = self._best_step  # now: an earlier save, which deletes old ones, has ended
         self._last_saved_step, self._last_save_at = step, time.monotonic()
 
@@ -238,7 +247,7 @@ class Trainer:
         if not agreed.saving:
             consumed = (step + self.batches_left_out) * self.global_batch
             average_statistics(self.parallel.parts)
-            self.checkpointer.save(step, self.parallel.parts, self.optimizer, samples_consumed=consumed, to_memory=True)
+            self.checkpointer.save(step, self.parallel.parts, self.state, samples_consumed=consumed, to_memory=True)
         return True
 
     def _flush(self, step: int) -> Agreement:
@@ -297,7 +306,8 @@ class Trainer:
         consumed = (manifest.step + self.batches_left_out) * self.global_batch
         self.checkpointer.continue_behind(manifest, folder, samples_consumed=consumed)
         self.heartbeat.mark(Phase.LOADING, step)
-        self.checkpointer.load(manifest, folder, self.parallel.parts, self.optimizer)
+        self.checkpointer.load(manifest, folder, self.parallel.parts, self.state)
+        self.callbacks.restore()
         self.fault_policy.rolled_back(fault, manifest.step)
         self._last_saved_step = manifest.step
         self.evaluations = [each for each in self.evaluations if each.step <= manifest.step]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -15,12 +14,12 @@ from torch.distributed.tensor.placement_types import Replicate
 
 from trainworks.config.optimizer import Optimizer
 from trainworks.config.recovery import Guard
-from trainworks.errors import LayoutError, UsageError, suggest
+from trainworks.errors import LayoutError
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.muon import MuonWithAdamW
 from trainworks.worker.parallel.build import tied_embedding
-from trainworks.worker.update_rules import AdamW8bit, Lion, adamw, group_of, parameter_groups, sgd
+from trainworks.worker.update_rules import AdamW8bit, Lion, adamw, parameter_groups, sgd
 
 _MASKED = frozenset({"adamw", "lion", "sgd"})
 """Optimizers that leave out a step by a flag on the device."""
@@ -89,7 +88,7 @@ class StepOptimizer:
         self._norm = GlobalNorm([each.whole for each in self.parameters], mesh, not_counted=tied_embedding(parts))
         local = [each.local for each in self.parameters]
         if settings.groups:
-            _check_groups(settings, [each.name for each in self.parameters], spread=mesh.layout.pp > 1)
+            settings.check_groups(_trained_names(self.parameters, spread=mesh.layout.pp > 1))
         self.adamw = build(local) if build else self._build(settings, mesh, precision)
         """AdamW, another one of the run file, or the optimizer of a module."""
         self._unchecked = build is not None
@@ -208,23 +207,14 @@ class StepOptimizer:
         }
 
 
-def _check_groups(settings: Optimizer, own: Sequence[str], *, spread: bool) -> None:
-    """Refuse a group without parameters; with `spread`, the ranks have different ones."""
-    names = set(own)
+def _trained_names(own: Sequence[_Parameter], *, spread: bool) -> set[str]:
+    """Names of the trained parameters; with `spread`, the ranks have different ones."""
+    names = {each.name for each in own}
     if spread:
-        of_ranks: list[Sequence[str]] = [()] * dist.get_world_size()
-        dist.all_gather_object(of_ranks, own)
-        names.update(*of_ranks)
-    taken = {group_of(name, settings) for name in names}
-    for index, group in enumerate(settings.groups):
-        if index not in taken:
-            earlier = any(fnmatchcase(name, group.parameters) for name in names)
-            why = "earlier groups take all that it fits" if earlier else "no trained parameter has such a name"
-            listed = f"names are like `{min(names)}`; a pattern needs `*` for what it leaves out" if names else None
-            raise UsageError(
-                f"`optimizer.groups` has no parameter for `{group.parameters}`: {why}",
-                hint="put it first" if earlier else suggest(group.parameters, sorted(names), otherwise=listed, count=3),
-            )
+        of_ranks: list[set[str]] = [set()] * dist.get_world_size()
+        dist.all_gather_object(of_ranks, names)
+        names = names.union(*of_ranks)
+    return names
 
 
 class LossScale:

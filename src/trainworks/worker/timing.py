@@ -45,7 +45,18 @@ class Timeline:
 class StepMarks:
     """The marks of one step: begin, data at hand, gradients done, weights free to change, optimizer done, end."""
 
-    __slots__ = ("begin", "callbacks_s", "data", "end", "evaluated", "free", "gradients", "optimizer", "waits")
+    __slots__ = (
+        "begin",
+        "callbacks_s",
+        "called",
+        "data",
+        "end",
+        "evaluated",
+        "free",
+        "gradients",
+        "optimizer",
+        "waits",
+    )
 
     def __init__(self, begin: Mark) -> None:
         self.begin = begin
@@ -54,25 +65,28 @@ class StepMarks:
         """When the weights may change; None where nothing has to be awaited."""
         self.evaluated: Mark | None = None
         """End of the evaluation; None for a step without one."""
+        self.called: Mark | None = None
+        """When the user's callbacks have returned; None without any."""
         self.waits: list[tuple[Mark, Mark]] = []
         self.callbacks_s: list[float] = []
-        """Time of each of the user's callbacks after the end of the step, on the host."""
+        """Time of each of the user's callbacks, on the host."""
 
     def durations(self) -> list[float]:
         """Seconds of [step, data, compute, communication, optimizer, checkpoint, evaluation], once CUDA work has ended.
 
-        What a step spends between its end and the next step's begin (callbacks, logging) is not in it.
+        What a step spends in callbacks, and in logging between its end and the next step's begin, is not in it.
         """
         free = self.gradients if self.free is None else self.free
         evaluated = self.optimizer if self.evaluated is None else self.evaluated
+        called = evaluated if self.called is None else self.called
         communication = sum(_elapsed_s(start, end) for start, end in self.waits)
         return [
-            _elapsed_s(self.begin, self.end),
+            _elapsed_s(self.begin, self.end) - _elapsed_s(evaluated, called),
             _elapsed_s(self.begin, self.data),
             _elapsed_s(self.data, self.gradients) - communication,
             communication,
             _elapsed_s(free, self.optimizer),
-            _elapsed_s(self.gradients, free) + _elapsed_s(evaluated, self.end),
+            _elapsed_s(self.gradients, free) + _elapsed_s(called, self.end),
             _elapsed_s(self.optimizer, evaluated),
         ]
 

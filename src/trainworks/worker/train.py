@@ -363,7 +363,7 @@ def _note_end(trainer: Trainer, rank: _Rank, step: int) -> None:
 def _resume(trainer: Trainer, rank: _Rank) -> int:
     """Load the newest loadable checkpoint, if any; returns its step."""
     rank.state.heartbeat.mark(Phase.LOADING)
-    manifest = trainer.checkpointer.load_newest(trainer.parallel.parts, trainer.optimizer)
+    manifest = trainer.checkpointer.load_newest(trainer.parallel.parts, trainer.state)
     if manifest is None:
         return 0
     if trainer.evaluator is not None:

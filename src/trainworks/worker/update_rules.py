@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
@@ -59,7 +58,7 @@ class Lion(torch.optim.Optimizer):
 
 def parameter_groups(named: Sequence[tuple[str, nn.Parameter]], settings: Optimizer) -> list[dict[str, Any]]:
     """Matrices, which decay, and biases and norms, which do not; then the same of each group of the run file."""
-    chosen = [group_of(name, settings) for name, _ in named]
+    chosen = [settings.group_of(name) for name, _ in named]
     found: list[dict[str, Any]] = []
     for index in (None, *range(len(settings.groups))):
         own = [parameter for (_, parameter), place in zip(named, chosen, strict=True) if place == index]
@@ -71,12 +70,6 @@ def parameter_groups(named: Sequence[tuple[str, nn.Parameter]], settings: Optimi
         parts = ([each for each in own if each.ndim >= 2], [each for each in own if each.ndim < 2])
         found += [{"params": part, "lr": rate, "weight_decay": d} for part, d in zip(parts, decays, strict=True)]
     return found
-
-
-def group_of(name: str, settings: Optimizer) -> int | None:
-    """The first group of the run file whose pattern fits the name of a parameter."""
-    fits = (index for index, group in enumerate(settings.groups) if fnmatchcase(name, group.parameters))
-    return next(fits, None)
 
 
 def adamw(named: Sequence[tuple[str, nn.Parameter]], settings: Optimizer) -> torch.optim.Optimizer:

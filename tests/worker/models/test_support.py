@@ -10,14 +10,19 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tests.plan.shapes import shape, workload
+from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, ModelSupport, resolve_layout
 from trainworks.config.model import Model
 from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError, UsageError
-from trainworks.measure.model_config import model_support
+from trainworks.measure.model_config import check_groups, model_shape, model_support
 from trainworks.plan.run.trainable import check_trainable
+from trainworks.worker.models.adapters import adapt
+from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import decoder_config
 from trainworks.worker.models.support import layer_stack, loaded_config, support_of, tensor_plan
+from trainworks.worker.models.transformer import CausalTransformer, trained_names
+from trainworks.worker.optimizer import named_parameters
 
 SIZE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 ALONE = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
@@ -33,7 +38,7 @@ def refused(of: ModelSupport, written: dict[str, Any]) -> str | None:
     """The field that a layout is refused for, by the planner as well."""
     layout = Layout.model_validate(written)
     world_size = layout.dp_shard * layout.cp * layout.tp * layout.pp
-    resolved = resolve_layout(layout, world_size=world_size, global_batch=8, micro_batch=1)
+    resolved = resolve_layout(layout, world_size=world_size, global_batch=8, micro_batch=1, support=of)
     try:
         of.check(resolved)
     except LayoutError as error:
@@ -109,6 +114,16 @@ def test_dropout_of_a_config_needs_sequence_parallel() -> None:
     assert refused(of, {"tp": 2}) is None
 
 
+def test_a_module_over_tp_has_no_sequence_parallelism() -> None:
+    of = support("gemma")
+    written, sizes = Layout(tp=2), {"world_size": 2, "global_batch": 8, "micro_batch": 1}
+    assert not resolve_layout(written, **sizes, support=of).sequence_parallel
+    assert resolve_layout(written, **sizes, support=support("llama")).sequence_parallel
+    asked = resolve_layout(written.model_copy(update={"sequence_parallel": True}), **sizes, support=of)
+    with pytest.raises(LayoutError, match="`gemma` is trained as `transformers` computes it: ranks of tp share"):
+        check_trainable(asked, workload(), shape(), of)
+
+
 def saved(folder: Path, kind: str, **changes: Any) -> Workload:
     """The workload of a model whose config is in a folder."""
     AutoConfig.for_model(kind, **SIZE | ALONE | changes).save_pretrained(folder)
@@ -123,6 +138,35 @@ def test_the_control_plane_gets_the_same_object(tmp_path: Path, monkeypatch: pyt
     expected = support_of(loaded_config(workload.model), adapted=False)
     assert model_support(workload, {}) == expected
     assert expected.uncut.keys() == {"cp", "ep"}
+
+
+def test_a_group_of_no_parameter_is_refused_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = saved(tmp_path / "model", "llama")
+    dims = model_shape(run)
+
+    def with_groups(*patterns: str) -> Workload:
+        groups = [{"parameters": pattern, "lr": 0.1} for pattern in patterns]
+        return Workload.model_validate(run.model_dump() | {"optimizer": {"groups": groups}})
+
+    check_groups(with_groups("*embed*", "layers.1.*"), dims, {})
+    with pytest.raises(UsageError, match="no trained parameter has such a name") as caught:
+        check_groups(with_groups("embed_token.weight"), dims, {})
+    assert "did you mean `embed_tokens.weight`" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("adapter", [None, Adapter(rank=2, base="nf4")], ids=["all weights", "adapter"])
+@pytest.mark.parametrize("kind", ["llama", "olmo2"])
+def test_names_of_a_model_are_those_that_its_optimizer_has(tmp_path: Path, kind: str, adapter: Adapter | None) -> None:
+    run = saved(tmp_path, kind)
+    names = trained_names(run.model, model_shape(run), adapter)
+    config = loaded_config(run.model)
+    decoder = decoder_config(config)
+    built: Any = CausalTransformer(config, pretrained=None, seed=1) if decoder is None else Decoder(decoder)
+    if adapter is not None:
+        adapt(built, built.blocks, adapter, precision="fp32")
+    assert names == [name for name, _ in named_parameters([built])]
+    assert all("lora" in name for name in names) == (adapter is not None)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from trainworks.host.installed import check_versions
 from trainworks.host.network import Machines
 from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import TrialOutOfMemoryError, calibrate, try_out
-from trainworks.measure.model_config import cuts_layers, has_formula, model_shape, model_support
+from trainworks.measure.model_config import check_groups, cuts_layers, has_formula, model_shape, model_support
 from trainworks.measure.planning import Planning
 from trainworks.measure.ranks_environment import RanksInterpreter
 from trainworks.measure.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
@@ -112,6 +112,8 @@ def _described(ready: ReadyWorkload, planning: Planning) -> _DescribedModel:
     shape = ready.shape or model_shape(workload)
     if not shape.causal:
         raise UsageError(f"`{workload.model.hf}` can be planned for a described cluster, not trained, by this version")
+    if ready.shape is None:
+        check_groups(workload, shape, resolved.host.packages, python=ready.interpreter.python)
     memory = memory_per_rank(resolved.host, resolved.processes)
     job = run_job(workload, shape, resolved.processes, memory_per_rank_bytes=memory, support=_support(ready, shape))
     size = largest_micro_batch(job, resolved.run_file.layout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from trainworks.api.jobs import Job, find_job, is_array_id, jobs_of_array
@@ -24,17 +25,20 @@ class EditedJob:
     changes: tuple[RunChange, ...]
 
 
-def edit(name: str, settings: Mapping[str, Any], *, notify: Notify = warn) -> list[EditedJob]:
+def edit(
+    name: str, settings: Mapping[str, Any], folder: Path | str = "runs", *, notify: Notify = warn
+) -> list[EditedJob]:
     """Change values of a job that waits, or of every waiting job of an array.
 
     Each job changes as a whole or not at all; the jobs of an array change in order, until one is refused. A job keeps
     its number, its run directory and, unless the priority changes, its place in the queue.
 
     Args:
-        name: number, run id, or id of an array.
+        name: of a run as for `find_job`, or id of an array.
         settings: other values by key of the run file: `{"job.priority": 90, "job.time_limit": "2h"}`. The keys are
             `name`, `job.team`, `job.priority`, `job.preemptible`, `job.time_limit`, `job.grace`, `job.exclude`,
             `job.depends_on`, `recover.max_restarts` and `recover.restart_window`.
+        folder: folder of all runs.
         notify: receives warnings.
 
     Raises:
@@ -47,7 +51,7 @@ def edit(name: str, settings: Mapping[str, Any], *, notify: Notify = warn) -> li
     for key in values:
         _check_key(key)
     if not is_array_id(name):
-        return [_edited(find_job(name, notify=notify), values)]
+        return [_edited(find_job(name, folder, notify=notify), values)]
     if "job.depends_on" in values:
         message = f"`job.depends_on` orders the jobs of {name}, and cannot change for all of them"
         raise UsageError(message, hint="edit one job of the array by its number")

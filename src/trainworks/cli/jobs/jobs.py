@@ -70,12 +70,12 @@ def _warn_of_missing(folder: Path, missing: list[str]) -> None:
         say("hint: add them: trainworks jobs rebuild", err=True)
 
 
-def describe_command(job: JobArgument, as_json: AsJson = False) -> None:
+def describe_command(job: JobArgument, runs: RunsOption = None, as_json: AsJson = False) -> None:
     """After a failure it shows the first failing rank, its host and the end of its log."""
     from trainworks.api.observing.job_board import first_failure_lines
     from trainworks.report import jobs as view
 
-    found, attempts = trainworks.describe(job, notify=warn)
+    found, attempts = trainworks.describe(job, runs_folder(runs), notify=warn)
     row, code = found.row, found.kept_code
     if as_json:
         kept = code.model_dump(mode="json") if code else None

@@ -7,26 +7,29 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import JobArgument, read_settings, warn
+from trainworks.cli.options import JobArgument, RunsOption, read_settings, runs_folder, warn
 from trainworks.report.rendering.printable import say
 
 
-def hold_command(job: JobArgument) -> None:
+def hold_command(job: JobArgument, runs: RunsOption = None) -> None:
     """Keep a waiting job from starting; it keeps its place in the queue."""
-    say(f"{trainworks.hold(job, notify=warn).run_id} held")
+    say(f"{trainworks.hold(job, runs_folder(runs), notify=warn).run_id} held")
 
 
-def release_command(job: JobArgument) -> None:
+def release_command(job: JobArgument, runs: RunsOption = None) -> None:
     """Let a held job start."""
-    say(f"{trainworks.release(job, notify=warn).run_id} released")
+    say(f"{trainworks.release(job, runs_folder(runs), notify=warn).run_id} released")
 
 
 def edit_command(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Number of a job, its run id, or an array.")],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Number, run id, name of a run (its last one), folder, or an array.")
+    ],
     settings: Annotated[
         list[str],
         typer.Option("--set", metavar="KEY=VALUE", help="Another value, repeatable: `job.priority=90`."),
     ],
+    runs: RunsOption = None,
 ) -> None:
     """Changes only what does not need a new plan.
 
@@ -35,13 +38,16 @@ def edit_command(
     change.
     """
     values = read_settings(settings, example="job.priority=90")
-    for edited in trainworks.edit(job, values, notify=warn):
+    for edited in trainworks.edit(job, values, runs_folder(runs), notify=warn):
         changed = ", ".join(map(str, edited.changes)) or "nothing changed"
         say(f"{edited.job.run_id}: {changed}")
 
 
 def retry_command(
-    names: Annotated[list[str], typer.Argument(metavar="JOB...", help="Numbers, run ids or arrays.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="JOB...", help="Numbers, ids, names or folders of runs, or arrays.")
+    ],
+    runs: RunsOption = None,
 ) -> None:
     """A workload resumes from its newest checkpoint; a command starts from its beginning.
 
@@ -53,4 +59,4 @@ def retry_command(
     for name in names:
         members = jobs_of_array(name, notify=warn) if is_array_id(name) else []
         for one in [str(job.id) for job in members if job.state in again] if members else [name]:
-            say(f"{trainworks.retry(one, notify=warn).run_id} queued again")
+            say(f"{trainworks.retry(one, runs_folder(runs), notify=warn).run_id} queued again")

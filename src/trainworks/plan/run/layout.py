@@ -82,10 +82,12 @@ def _spaces(job: RunJob, written: Layout | None) -> Sequence[AnySpace]:
     """Everything that the run file leaves open; offloading, which a CPU has no use for, where nothing else fits."""
     on_cpu = job.device == "cpu"
     batch = job.workload.global_batch
+    ranks, support = job.cluster.num_accelerators, job.support
     if written is None:
-        return spaces(job, batch, {"offload": 0, "offload_optimizer": 0} if on_cpu else {})
+        decided = {"offload": 0, "offload_optimizer": 0} if on_cpu else {}
+        return spaces(job, batch, decided | ({} if support.splits_sequence else {"sequence_parallel": 0}))
     size = 1 if written.micro_batch == "auto" else written.micro_batch
-    layout = resolve_layout(written, world_size=job.cluster.num_accelerators, global_batch=batch, micro_batch=size)
+    layout = resolve_layout(written, world_size=ranks, global_batch=batch, micro_batch=size, support=support)
     check_trainable(layout, job.workload, job.shape, job.support)
     sizes = [size for size in divisors(batch // layout.dp) if size <= job.largest_micro_batch]
     is_open = {field for field in _OPEN if getattr(written, field) == "auto"}

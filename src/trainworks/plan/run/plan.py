@@ -190,7 +190,8 @@ def measured_layouts(
         LayoutError: the wanted one does not fit the ranks or the batch, or would have to cut the model's layers.
     """
     options = [requested] if requested else [Layout(dp_replicate=world_size), Layout(dp_shard=world_size)]
-    resolved = partial(resolve_layout, world_size=world_size, global_batch=workload.global_batch)
+    batch = workload.global_batch
+    resolved = partial(resolve_layout, world_size=world_size, global_batch=batch, support=support or ANY_LAYOUT)
     for degrees in options[: 1 if world_size == 1 else None]:
         if support is None:
             _check_uncut(degrees)

@@ -139,8 +139,9 @@ def changed_layout(
     try:
         written = Layout.model_validate({**as_written(layout), **changes})
         size = int(changes.get("micro_batch", layout.micro_batch))
+        batch = workload.global_batch
         accepted = resolve_layout(
-            written, world_size=layout.world_size, global_batch=workload.global_batch, micro_batch=size
+            written, world_size=layout.world_size, global_batch=batch, micro_batch=size, support=support
         )
         check_trainable(accepted, workload, shape, support)
     except (TrainworksError, ValueError):

@@ -282,7 +282,16 @@ def _support(layouts: Layouts, support: ModelSupport) -> Iterator[_Rule]:
     """See `ModelSupport.check`, for many layouts."""
     for axis in support.uncut:
         yield axis, getattr(layouts, axis) > 1, lambda one, axis=axis: support.uncut_words(axis)  # type: ignore[misc]
-    shared = (layouts.tp > 1) & (layouts.sequence_parallel == 0)
+    is_split = layouts.sequence_parallel > 0
+    yield (
+        "sequence_parallel",
+        is_split & (not support.splits_sequence),
+        lambda one: (
+            f"`{support.model_type}` is trained as `transformers` computes it: ranks of tp share all positions",
+            "leave `sequence_parallel` out",
+        ),
+    )
+    shared = (layouts.tp > 1) & ~is_split
     yield "sequence_parallel", shared & bool(support.dropout), lambda one: support.dropout_words
 
 

@@ -51,7 +51,7 @@ from trainworks.worker.checkpoint import failures
 from trainworks.worker.checkpoint.memory import Found, MemoryTier
 from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError, WrittenFile
 from trainworks.worker.checkpoint.shards import LoadPlannerOfValues, SavePlannerOfValues, ShardWriter, reader_of
-from trainworks.worker.checkpoint.state import HasState, staging_options, unchanging, whole_state
+from trainworks.worker.checkpoint.state import HasState, loadable, staging_options, unchanging, whole_state
 
 
 class CheckpointOrigin(TypedDict):
@@ -379,17 +379,16 @@ class Checkpointer:
             )
         self.await_copy()
         optimizer.fill_state()
-        state = whole_state(parts, optimizer)
-        if manifest.layout.world_size != dist.get_world_size():
-            state.pop("random", None)
-        if (error := self._load_state(state, folder)) is not None:
+        same_ranks = manifest.layout.world_size == dist.get_world_size()
+        if (error := self._load_state(whole_state(parts, optimizer), folder, same_ranks=same_ranks)) is not None:
             raise failures.load_failure(error, manifest) from None
 
-    def _load_state(self, state: dict[str, object], folder: Path) -> BaseException | None:
+    def _load_state(self, state: dict[str, object], folder: Path, *, same_ranks: bool) -> BaseException | None:
         """Fill the state from the files; returns the first error of any rank, to all ranks."""
         own: BaseException | None = None
         try:
             reader = reader_of(folder)
+            state = loadable(state, reader.read_metadata().state_dict_metadata, same_ranks=same_ranks)
         except Exception as error:
             own = error
         if (failed := failures.first_of_any_rank(own, self.group)) is not None:

@@ -293,13 +293,7 @@ class SavePlannerOfValues(DefaultSavePlanner):
         """The bytes of a value; tensors as they are."""
         written = super().transform_object(write_item, object)
         if write_item.type == WriteItemType.BYTE_IO:
-            try:
-                _load(io.BytesIO(written.getbuffer()))
-            except pickle.UnpicklingError:
-                raise UsageError(
-                    f"cannot save `{write_item.index.fqn}`, a {type(object).__qualname__}: loading it could run code",
-                    hint="keep tensors, numbers, text, and lists and dicts of them in `state_dict`",
-                ) from None
+            _check_plain(written, f"`{write_item.index.fqn}`, a {type(object).__qualname__}")
         return written
 
 
@@ -314,6 +308,33 @@ class LoadPlannerOfValues(DefaultLoadPlanner):
         except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
             raise UnreadableCheckpointError(f"`{name}` is not a plain value: {str(error).splitlines()[0]}") from None
         set_element(self.original_state_dict, self.mappings[name], loaded)
+
+
+def packed(value: object, name: str) -> bytes:
+    """A value, also one with tensors, as one entry of a checkpoint; `name` is that of errors.
+
+    Raises:
+        UsageError: loading it could run code.
+    """
+    content = io.BytesIO()
+    torch.save(value, content)
+    _check_plain(content, name)
+    return content.getvalue()
+
+
+def unpacked(content: bytes) -> Any:
+    """The value of an entry that `packed` made."""
+    return _load(io.BytesIO(content))
+
+
+def _check_plain(content: io.BytesIO, name: str) -> None:
+    try:
+        _load(io.BytesIO(content.getbuffer()))
+    except pickle.UnpicklingError:
+        raise UsageError(
+            f"cannot save {name}: loading it could run code",
+            hint="keep tensors, numbers, text, and lists and dicts of them in `state_dict`",
+        ) from None
 
 
 def _load(content: io.BytesIO) -> Any:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from trainworks.config.data import STDLIB, DataSource
 from trainworks.config.spec import Spec
@@ -125,7 +126,7 @@ def make_image_shards(
         for number in range(num_shards):
             name, dealt = f"images-{number:05d}.bin", files[number::num_shards]
             known = work / f"{name}.json"  # from an earlier try; its presence marks a complete shard
-            found = _PackedShard.model_validate_json(known.read_bytes()) if known.exists() else None
+            found = _packed_before(known)
             if found is None or not (work / name).is_file() or hash_file(work / name) != found.shard.sha256:
                 found = _write_shard(work / name, dealt, encoder)
                 write_atomic(known, found.model_dump_json())
@@ -140,6 +141,14 @@ def make_image_shards(
         for name in packed:
             (work / f"{name}.json").unlink(missing_ok=True)
     return card
+
+
+def _packed_before(known: Path) -> _PackedShard | None:
+    """The shard that an earlier try finished; None if there is none, or another version wrote it otherwise."""
+    try:
+        return _PackedShard.model_validate_json(known.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
 
 
 def _card_of(

@@ -22,12 +22,14 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import logging as transformers_logging
 
+from trainworks.config.finetune import Adapter
 from trainworks.config.model import Model
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.loss import IGNORED
-from trainworks.worker.models.decoder import PackedTokens
-from trainworks.worker.models.families import balance_weight
+from trainworks.worker.models.adapters import adapt
+from trainworks.worker.models.decoder import Decoder, PackedTokens
+from trainworks.worker.models.families import adaptable_decoder, balance_weight, decoder_config, described_decoder
 from trainworks.worker.models.support import find_seams, layer_stack, loaded_config, tensor_plan
 
 _STYLES: dict[str, Callable[[], ParallelStyle]] = {
@@ -198,6 +200,28 @@ def _absent(*args: Tensor, **kwargs: Any) -> Tensor:
 def _mean_cross_entropy(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
     total = cross_entropy(logits_NV.float(), labels_N, reduction="sum")
     return total / (labels_N != IGNORED).sum().clamp(min=1)
+
+
+def trained_names(model: Model, shape: ModelShape, adapter: Adapter | None) -> list[str]:
+    """Names of the parameters that a run trains, from a model without storage.
+
+    Raises:
+        EnvironmentProblem: the config of the model cannot be read.
+        UsageError: no layer has a name that the adapter asks for.
+    """
+    config = None if model.hf is None else model_config(model, shape)
+    decoder = described_decoder(model, shape) if config is None else decoder_config(config)
+    if config is not None and adapter is not None:
+        decoder = adaptable_decoder(config)
+    with torch.device("meta"):
+        if decoder is None:
+            assert config is not None
+            built: Decoder | CausalTransformer = CausalTransformer(config, pretrained=None, seed=0)
+        else:
+            built = Decoder(decoder)
+        if adapter is not None:  # 4 bits need storage, and change no name
+            adapt(built, built.blocks, adapter.model_copy(update={"base": "fp32"}), precision="fp32")
+    return [name for name, parameter in built.named_parameters() if parameter.requires_grad]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
