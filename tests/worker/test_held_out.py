@@ -58,8 +58,7 @@ def numbers_in(folder: Path) -> set[int]:
 def test_training_and_held_out_tokens_share_no_document_and_miss_none(tmp_path: Path) -> None:
     data = numbered(tmp_path / "texts")
     train, _ = prepare(data, tmp_path / "cache", side=training_side(SPLIT))
-    held_out = prepare_evaluation(data, SPLIT, train, tmp_path / "cache")
-    assert held_out is not None
+    held_out = prepare_evaluation(data, SPLIT, train, tmp_path / "cache")[""]
     trained_on, evaluated_on = numbers_in(train), numbers_in(held_out)
     assert not trained_on & evaluated_on
     assert trained_on | evaluated_on == set(range(400))
@@ -81,8 +80,7 @@ def test_prepared_data_is_split_by_whole_shards(tmp_path: Path) -> None:
     assert len(card.shards) > 2
     again = data.model_copy(update={"source": str(whole)})
     train, train_card = prepare(again, tmp_path / "cache", side=training_side(SPLIT))
-    held_out = prepare_evaluation(again, SPLIT, train, tmp_path / "cache")
-    assert held_out is not None
+    held_out = prepare_evaluation(again, SPLIT, train, tmp_path / "cache")[""]
     held_out_card = read_card(held_out)
     assert set(train_card.shards) | set(held_out_card.shards) == set(card.shards)
     assert not set(train_card.shards) & set(held_out_card.shards)

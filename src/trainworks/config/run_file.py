@@ -101,6 +101,10 @@ class Workload(Spec):
     def _has_held_out_data(self) -> Workload:
         if self.eval is not None:
             self.eval.check_task(self.task, has_accuracy=self.preference is not None)
+            if self.eval.metrics and self.preference is not None:
+                raise FieldError(
+                    "`eval.metrics` sees tokens, and `preference` compares answers", hint="remove `eval.metrics`"
+                )
         return self
 
     @model_validator(mode="after")

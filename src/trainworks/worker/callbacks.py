@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from trainworks.errors import UsageError, suggest
 from trainworks.record.metrics import EvaluationResult
-from trainworks.worker.tasks.user_module import import_user_module
+from trainworks.worker.tasks.user_module import import_user_module, search_first
 
 _HOOKS = ("on_step", "on_eval", "on_checkpoint", "on_end")
 
@@ -126,8 +125,7 @@ def load_callbacks(names: Sequence[str], folder: Path) -> Callbacks:
         UsageError: a module or class does not exist, its code fails, or it has no method of a callback, or an unknown
             one.
     """
-    if names and str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    search_first(folder if names else None)
     return Callbacks([_load(name) for name in names])
 
 

@@ -56,7 +56,7 @@ def evaluator(parallel: Any, task: Any, dataset: HeldOut, setup: Setup, steps: i
     settings = Evaluation.model_validate({"split": 0.1, "every": "1 steps", "steps": steps})
     return Evaluator(
         settings,
-        dataset,
+        {"": dataset},
         task,
         parallel,
         global_batch=GLOBAL_BATCH,
