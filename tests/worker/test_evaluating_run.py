@@ -239,6 +239,18 @@ def test_a_metric_that_fails_is_named_with_its_file_and_line(
     )
     assert run.train() == [ExitCode.USER_ERROR]
     (failure,) = events(run, "failure")
-    assert message in failure["message"]
     line = {"fail": 15, "forget": 17, "lack": 1}[function]
-    assert failure["place"].endswith(f"own/measures.py:{line}")
+    assert f"own/measures.py:{line}: " in failure["message"]
+    assert message in failure["message"]
+
+
+def test_figures_and_texts_are_those_of_every_layout(new_run: NewRun, several_sets: dict[str, Any]) -> None:
+    several_sets["generate"] = {"prompts": ["ab"], "tokens": 4}
+    changes: dict[str, Any] = {"workload__eval": several_sets | {"every": "4 steps"}, "workload__train_for": "4 steps"}
+    layouts = [{"dp_replicate": 2}, {"dp_shard": 2, "zero": 3}, {"tp": 2}, {"pp": 2}]
+    runs = [new_run(**changes, layout=layout | {"micro_batch": 2}) for layout in layouts]
+    assert [run.train() for run in runs] == [[0, 0]] * 4
+    ((first, texts), *others) = [outcomes(run) for run in runs]
+    for found, others_texts in others:
+        assert found[0][1]["figures"] == pytest.approx(first[0][1]["figures"], abs=1e-4)
+        assert others_texts == texts
