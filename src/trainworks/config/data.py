@@ -40,11 +40,6 @@ class DataSource(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"source": value} if isinstance(value, str) else value
-
-    @model_validator(mode="before")
-    @classmethod
     def _options_of_the_address(cls, value: Any) -> Any:
         """Read the options in `hf://name?split=train&column=text` as keys beside `source`."""
         if not isinstance(value, dict) or not isinstance(value.get("source"), str):
@@ -63,6 +58,11 @@ class DataSource(Spec):
             if value.get(option) is not None:
                 raise FieldError(f"`{option}` is set twice: in `{address}` and as a key")
         return value | options | {"source": name}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
 
     @property
     def scheme(self) -> str | None:
@@ -283,12 +283,8 @@ def is_set_name(name: object) -> bool:
 
 
 HeldOutSets = Annotated[
-    Annotated[DataSource, Tag("source")] | Annotated[dict[str, DataSource], Tag("sets")],
-    Discriminator(
-        lambda value: (
-            "sets" if isinstance(value, dict) and value.keys().isdisjoint(DataSource.model_fields) else "source"
-        )
-    ),
+    Annotated[DataSource, Tag("one")] | Annotated[dict[str, DataSource], Tag("sets")],
+    Discriminator(lambda value: "sets" if isinstance(value, dict) and "source" not in value else "one"),
     BeforeValidator(_named_sets),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
 ]
