@@ -362,18 +362,22 @@ class Evaluation(Spec):
         """Optimizer steps between two evaluations."""
         return self.every.amount
 
-    def check_task(self, task: str, *, has_accuracy: bool = False) -> None:
+    def check_task(self, task: str, *, has_pairs: bool = False) -> None:
         """Check that the task has this metric and takes its held-out data from the run file.
 
         Args:
             task: of the workload.
-            has_accuracy: the workload counts right predictions though others of its task do not.
+            has_pairs: it trains on pairs of answers, and counts those whose order is right.
 
         Raises:
             FieldError: it has not.
         """
-        if self.metric == "accuracy" and task not in ("masked-lm", "image-classification") and not has_accuracy:
+        if self.metric == "accuracy" and task not in ("masked-lm", "image-classification") and not has_pairs:
             raise FieldError(f"`task: {task}` has no accuracy", hint="set `metric: loss`")
+        if self.metrics and has_pairs:
+            raise FieldError(
+                "`eval.metrics` sees tokens, and `preference` compares answers", hint="remove `eval.metrics`"
+            )
         written = next((name for name in ("data", "split") if getattr(self, name) is not None), None)
         if task == "module" and written is not None:
             raise FieldError(

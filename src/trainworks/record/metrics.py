@@ -56,7 +56,7 @@ class EvaluationResult(TypedDict):
     samples: NotRequired[int]
     """Sequences, images or samples that it has seen."""
     figures: NotRequired[dict[str, float]]
-    """By name: `wiki/loss` and `wiki/accuracy` of every set, where there are several; absent without any."""
+    """Values by name: `wiki/loss` and `wiki/accuracy` of every set, where there are several, and own metrics."""
 
 
 def named_figures(result: Mapping[str, Any]) -> dict[str, float]:

@@ -6,7 +6,7 @@ With micro-batches i of all ranks, each with n_i items (labels that count, else 
 
 so that the value is the mean over all items, however they are divided among ranks and micro-batches. Ranks that hold
 copies of a micro-batch (tp) count it alike, and those of other pipeline stages count nothing. Every held-out set has
-figures of its own; those of the user's functions are in `own_metrics`.
+figures of its own; those of the user's functions are in `callbacks`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from trainworks.errors import UsageError
 from trainworks.record.evaluations import EvaluatedStep, read_evaluations
 from trainworks.record.metrics import EvaluationResult
 from trainworks.record.run_dir import RunDir
+from trainworks.worker.callbacks import OwnMetrics, load_metrics
 from trainworks.worker.data.reader import BatchReader, Dataset, move_to_device
 from trainworks.worker.health.heartbeat import Heartbeat, Phase
 from trainworks.worker.loss import IGNORED
-from trainworks.worker.own_metrics import OwnMetrics, load_metrics
 from trainworks.worker.parallel.build import Parallel
 from trainworks.worker.parallel.data_parallel import averaged_statistics
 from trainworks.worker.tasks.causal_lm import Task, generate
@@ -92,7 +92,7 @@ class Evaluator:
 
     settings: Evaluation
     datasets: Mapping[str, Dataset]
-    """By the name of the held-out set, which is empty for a single one."""
+    """The held-out sets by their names; that of a single one is empty."""
     task: Task
     parallel: Parallel
     global_batch: int

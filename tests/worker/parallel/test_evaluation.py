@@ -14,13 +14,13 @@ from tests.worker.parallel.test_equivalence import LLAMA, MODELS, POSITIONS
 from tests.worker.ranks import on_ranks
 from trainworks.config.data import Evaluation
 from trainworks.config.layout import Layout, resolve_layout
+from trainworks.worker.callbacks import EvaluatedBatch, OwnMetrics
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.evaluation import Evaluator
 from trainworks.worker.health.heartbeat import Heartbeat
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.decoder import DecoderConfig
 from trainworks.worker.models.weights import draw_weights
-from trainworks.worker.own_metrics import EvaluatedBatch, OwnMetrics
 from trainworks.worker.parallel.build import Setup, distribute_decoder, distribute_module
 from trainworks.worker.tasks.causal_lm import CausalLanguageModeling
 from trainworks.worker.tasks.transformer_tasks import MaskedLanguageModeling, _Objective

@@ -30,7 +30,7 @@ class EvaluatedPoint(ReportPart):
     accuracy: float | None
     """0-1; None for a task without one."""
     figures: dict[str, float] = Field(default_factory=dict)
-    """By name, such as `wiki/loss`: those of every set, where there are several."""
+    """Values by name: `wiki/loss` of every set, where there are several, and the user's own metrics."""
 
 
 class EvaluatedText(ReportPart):

@@ -154,8 +154,8 @@ class DataFolders:
 
     train: Path
     evaluation: Mapping[str, Path] = field(default_factory=dict)
-    """By the name of the held-out set; none for a run that does not evaluate, and for a module, whose file reads the
-    data."""
+    """Folders by the name of the held-out set; none for a run that does not evaluate, and for a module, whose file
+    reads the data."""
 
 
 @contextmanager
