@@ -10,6 +10,9 @@ import pytest
 from trainworks.agent.log_metrics import LogReader, read_line
 
 FORMS = {
+    "epoch 3: val_acc: 0.8125": {"epoch": 3, "eval_accuracy": 0.8125},
+    "Test accuracy: 98.5%": {"eval_accuracy": 0.985},
+    "accuracy: 0.9": None,
     "loss: 3.21": {"loss": 3.21},
     "iter 100: loss 2.3021, time 120.50ms, mfu 3.41%": {"step": 100, "loss": 2.3021},
     "step 250: train loss 1.9654, val loss 1.9812": {"step": 250, "loss": 1.9654, "eval_loss": 1.9812},

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 766
-MOST_LINES = 122_029
+MOST_FILES = 767
+MOST_LINES = 122_485
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
-MOST_IMPORTED_ONCE = 99
+MOST_IMPORTED_ONCE = 100
 MOST_SMALL = 155
 MOST_UNTYPED = 120
 _SMALL_LINES = 3

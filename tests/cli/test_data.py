@@ -72,13 +72,14 @@ def test_prepare_of_a_run_file_makes_what_the_run_then_finds(trainworks, tmp_pat
     (tmp_path / "run.yaml").write_text(json.dumps({"name": "held", "workload": workload}))
     made = json.loads(trainworks("prepare", "run.yaml", "--json").stdout)
     folders, ready = run_finds(tmp_path / "run.yaml", tmp_path / "events.jsonl")
-    assert (str(folders.train), str(folders.evaluation)) == (made["folder"], made["held_out"])
+    assert str(folders.train) == made["folder"]
+    assert {name: str(folder) for name, folder in folders.evaluation.items()} == made["held_out"]
     assert ready["cached"]
     for name in ("chats", "tokenization", "template"):
         assert ready[name] == made[name] is not None
     assert made["vocabulary"] == 259
     again = trainworks("prepare", "run.yaml").stdout
-    assert f"held out     {made['held_out']}, {made['held_out_samples']:,} samples" in again
+    assert f"held out     {made['held_out']['']}, {made['held_out_samples']['']:,} samples" in again
     assert f"template     {tmp_path}/model/chat_template.jinja" in again
 
 

@@ -209,3 +209,17 @@ def test_the_command_prints_the_configuration_alone(tmp_path: Path) -> None:
     assert "note: model, data, number of steps and seed belong to the program" in result.stderr
     result = CliRunner().invoke(app, ["plan", str(path), "--as", "megatron"])
     assert "`cluster` is `local`" in result.exception.message  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan"])
+def test_what_a_program_does_not_evaluate_is_noted(target: str) -> None:
+    evaluation = {
+        "data": {"wiki": "wiki.txt", "code": "code.txt"},
+        "metric_of": "code",
+        "metrics": ["own:measure"],
+        "generate": {"prompts": ["Once"]},
+        "every": "50 steps",
+    }
+    notes = handed(target, workload={"eval": evaluation}).notes
+    assert any("`eval.data` has several sets" in note for note in notes)
+    assert {f"`workload.eval.{key}` is not handed over" for key in ("metrics", "generate", "metric_of")} <= set(notes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from trainworks.record.evaluations import evaluated_steps
 from trainworks.record.metric_columns import read_columns
 from trainworks.record.metrics import LoggedSteps, append_metrics
 
@@ -25,6 +27,21 @@ def test_an_evaluation_follows_its_step_and_its_time_is_no_training() -> None:
     assert evaluated["num_steps"] == 0 and evaluated["evaluation_s"] == evaluated["step_s"] == 3.0
     assert evaluated["evaluation"] == {"loss": 2.5, "accuracy": 0.5}
     assert after["compute_s"] == pytest.approx(0.2)
+
+
+def test_an_accuracy_alone_is_an_evaluation_and_one_behind_its_loss_belongs_to_it(tmp_path) -> None:
+    file, steps = tmp_path / "metrics.jsonl", LoggedSteps(1)
+    said = [{"step": 1, "t": 1.0, "loss": 3.0}, {"step": 1, "t": 2.0, "eval_accuracy": 0.25}]
+    said += [{"step": 2, "t": 3.0, "loss": 2.0}, {"step": 2, "t": 4.0, "eval_loss": 2.5}]
+    said += [{"step": 2, "t": 4.0, "eval_accuracy": 0.5}, {"step": 3, "t": 5.0, "loss": 1.0}]
+    append_metrics(file, steps.rows([*said, {"step": 3, "t": 6.0, "eval_accuracy": 0.75}]))
+    append_metrics(file, steps.rows([{"step": 3, "t": 6.5, "eval_loss": 1.5}]))  # later, when the row is written
+    columns = read_columns(file).steps()
+    counting = columns.where(~columns.is_lost() & np.isfinite(columns["evaluation_s"]))
+    assert counting["step"].tolist() == [1, 2, 3]
+    assert counting["eval_accuracy"].tolist() == [0.25, 0.5, 0.75]
+    assert counting["eval_loss"].tolist() == pytest.approx([np.nan, 2.5, 1.5], nan_ok=True)
+    assert [each.value for each in evaluated_steps(counting, "accuracy")] == [0.25, 0.5, 0.75]
 
 
 def test_an_evaluation_of_the_same_line_has_the_time_that_the_program_says() -> None:

@@ -179,7 +179,7 @@ class RunWriter:
         assert ledger is not None
         return ledger
 
-    def _row(self, terms: dict[str, float]) -> MetricsRow:
+    def _row(self, terms: dict[str, Any]) -> MetricsRow:
         self.step += 1
         stall_s, other_s = terms.pop("checkpoint_s", 0.0), terms.pop("other_s", 0.001)
         loss = terms.pop("loss", 2.2 + 6.1 * 0.985**self.step)
@@ -207,7 +207,10 @@ class RunWriter:
         if callback_s:
             row["callback_s"] = callback_s
         if held_out is not None:
-            row |= {"evaluation_s": evaluation_s, "evaluation": {"loss": held_out, "samples": 160}}
+            row |= {
+                "evaluation_s": evaluation_s,
+                "evaluation": held_out if isinstance(held_out, dict) else {"loss": held_out, "samples": 160},
+            }
         return row
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ from trainworks.record.resolved import PlannedEvaluation
 from trainworks.report.live import LineView
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document
+from trainworks.report.runs.run_comparison import compare_reports
 from trainworks.report.runs.run_progress import RunFollower
+from trainworks.report.wording import format_metric
 
 RunStart = Callable[..., RunWriter]
 PLANNED = PlannedEvaluation(every_steps=10, count=5, batches=4, batch_s=0.1)
@@ -96,6 +99,80 @@ def test_the_exporter_has_the_last_evaluation(evaluated: RunWriter) -> None:
     samples = {sample.family.name: sample.value for sample in run_samples(snapshot)}
     names = ("trainworks_run_held_out_loss", "trainworks_run_held_out_accuracy", "trainworks_run_held_out_step")
     assert [samples[name] for name in names] == [2.75, 0.5, 20]
+
+
+SETS = [
+    {"loss": 2.5, "figures": {"wiki/loss": 2.5, "wiki/f1": 0.5, "code/loss": 1.5, "code/f1": 0.25}},
+    {"loss": 2.75, "figures": {"wiki/loss": 2.75, "wiki/f1": 0.625, "code/loss": 1.25, "code/f1": 0.375}},
+]
+
+
+@pytest.fixture
+def with_sets(evaluated: RunWriter) -> RunWriter:
+    """Ten more steps with two evaluations of two sets, of which the first decides; texts of an undone one, too."""
+    resolved = evaluated.run_dir.read_resolved()
+    workload = resolved.run_file.workload
+    assert workload is not None
+    settings = {"data": {"wiki": "wiki.txt", "code": "code.txt"}, "every": "5 steps"}
+    workload = workload.model_validate(workload.model_dump() | {"eval": settings})
+    run_file = resolved.run_file.model_copy(update={"workload": workload})
+    evaluated.run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
+    evaluated.steps(4).steps(1, evaluation=SETS[0])
+    evaluated.event("sample", step=25, prompt="Once", text=" undone", evaluation=True)
+    evaluated.fail().attempt(from_step=20).steps(4).steps(1, evaluation=SETS[0])
+    evaluated.event("sample", step=25, prompt="Once", text=" upon", evaluation=True)
+    return evaluated.steps(4).steps(1, evaluation=SETS[1])
+
+
+def test_the_report_has_every_set_its_curves_and_the_texts(
+    with_sets: RunWriter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = with_sets.report()
+    found, curves = report.evaluations, report.curves
+    assert found is not None and curves is not None
+    assert found.decided_by == "loss of wiki"
+    assert found.last.figures == SETS[1]["figures"]
+    assert [(each.step, each.text) for each in found.texts] == [(25, " upon")]
+    assert curves.eval_loss[-2:] == curves.held_out["wiki/loss"] == ((25, 2.5), (30, 2.75))
+    assert curves.held_out["code/f1"] == ((25, 0.25), (30, 0.375))
+    print_document(build_document(report), Console(width=100))
+    text = capsys.readouterr().out
+    assert "decided by   loss of wiki" in text
+    assert re.search(r"code/f1 +0\.375", text.replace(" -", ""))
+    assert "Once upon" in text
+    page = report.to_html()
+    assert "code/loss 1.2500 after step 30" in page and "code/f1 0.3750 after step 30" in page
+
+
+def test_every_set_is_in_the_live_view_trackers_the_exporter_and_a_comparison(with_sets: RunWriter) -> None:
+    snapshot, resolved = RunFollower(with_sets.run_dir).look(), with_sets.run_dir.read_resolved()
+    console = Console(width=400, record=True)
+    LineView(console, 400).show(snapshot, with_sets.at)
+    assert "wiki/loss 2.75, wiki/f1 0.625, code/loss 1.25, code/f1 0.375 at step 30" in console.export_text()
+    row: Any = snapshot.latest
+    values = point_of(row, resolved).values
+    assert values["eval/loss"] == values["eval/wiki/loss"] == 2.75
+    assert values["eval/code/perplexity"] == pytest.approx(3.49, abs=0.01)
+    assert values["eval/code/f1"] == 0.375
+    exported = RunSnapshot(run="demo-1", state=JobState.RUNNING, resolved=resolved, evaluation=snapshot.evaluation)
+    samples = [each for each in run_samples(exported) if each.family.name == "trainworks_run_held_out_figure"]
+    assert {each.labels[-1]: each.value for each in samples} == SETS[1]["figures"]
+    report = with_sets.report()
+    compared = compare_reports([(resolved, report), (resolved, report)])
+    figures = {each.name: (each.first, each.second) for each in compared.figures}
+    assert figures["held-out code/f1"] == (0.375, 0.375)
+    assert figures["held-out loss"] == (2.75, 2.75)
+
+
+def test_an_accuracy_alone_is_shown_without_a_loss(evaluated: RunWriter) -> None:
+    evaluated.steps(4).steps(1, evaluation={"accuracy": 0.5})
+    found = evaluated.report().evaluations
+    assert found is not None
+    assert (found.last.loss, found.last.accuracy) == (None, 0.5)
+    assert format_metric("loss", found.last) == "50.00%"
+    console = Console(width=300, record=True)
+    LineView(console, 300).show(RunFollower(evaluated.run_dir).look(), evaluated.at)
+    assert "held-out accuracy 50.00% at step 25" in console.export_text()
 
 
 def test_a_plan_names_number_and_cost_of_evaluations() -> None:

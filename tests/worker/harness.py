@@ -210,7 +210,7 @@ def _rank(
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    train(str(run_path), str(data.train), 0, parent, None, str(data.evaluation or ""))
+    train(str(run_path), str(data.train), 0, parent, None, data.evaluation)
 
 
 def _wait_before(step: int, gate: Connection) -> None:

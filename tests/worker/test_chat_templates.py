@@ -192,7 +192,7 @@ def workload_of(checkpoint: Path, chats: Path, evaluation: dict[str, Any], **dat
 def loss_of_the_run(workload: Workload, folders: DataFolders) -> float:
     """Held-out loss as the trainer evaluates it."""
     device, timeline, mesh = torch.device("cpu"), Timeline(torch.device("cpu")), Mesh(LAYOUT, "cpu")
-    opened = open_task(workload, mesh, data_folder=folders.train, evaluation_folder=folders.evaluation)
+    opened = open_task(workload, mesh, data_folder=folders.train, evaluation_folders=folders.evaluation)
     setup = Setup(mesh=mesh, device=device, precision="fp32", compiled=False, timeline=timeline)
     evaluator = build_evaluator(workload, opened, opened.task.build(setup), device, timeline, Heartbeat())
     assert evaluator is not None

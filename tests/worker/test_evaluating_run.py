@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from trainworks.api.run_handle import Run
 from trainworks.config.data import Evaluation
 from trainworks.record.evaluations import EvaluatedStep, best_evaluation, read_evaluations, standing
 from trainworks.record.events.log import append_event, read_events
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.history import build_history
 from trainworks.record.ledger import build_ledger
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.metric_columns import read_columns
+from trainworks.report.runs.summary import build_report
 
 NewRun = Callable[..., TinyRun]
 
@@ -141,3 +145,112 @@ def test_evaluations_that_a_restart_undid_do_not_count(new_run: NewRun, held_out
     assert run.train() == [0, 0]
     steps = [each.step for each in read_evaluations(run.run_dir, "loss")]
     assert steps == [3, 6, 9, 12, 15, 18, 21, 24]
+
+
+OWN = """
+import torch
+
+def measure(batch):
+    counted = batch.labels != -100
+    right = (batch.predictions == batch.labels) & counted
+    assert batch.labels.shape[1] == 32 and batch.logits is None
+    return {
+        "right": (right.sum(), counted.sum()),
+        "bits": -batch.log_probabilities[counted].mean().item() / torch.log(torch.tensor(2.0)).item(),
+        "samples-seen": (len(batch.labels), 1),
+    }
+
+def fail(batch):
+    raise ValueError("no such value")
+
+def forget(batch):
+    return 3.0
+"""
+
+
+@pytest.fixture
+def several_sets(tmp_path: Path, corpus: Path, held_out: str) -> dict[str, Any]:
+    """Settings of two held-out sets with a metric of the user's own and a text, of which the second decides."""
+    (tmp_path / "runs" / "own").mkdir(parents=True)
+    (tmp_path / "runs" / "own" / "measures.py").write_text(OWN)
+    return {
+        "data": {"other": held_out, "same": {"source": str(corpus / "0.txt")}},
+        "metric_of": "same",
+        "every": "8 steps",
+        "steps": 2,
+        "metrics": ["own.measures:measure"],
+        "generate": {"prompts": ["ab", "fe d"], "tokens": 5, "temperature": 0.8, "seed": 3},
+    }
+
+
+def outcomes(run: TinyRun) -> tuple[list[Any], dict[Any, str]]:
+    evaluated = [(row["step"], row["evaluation"]) for row in run.rows() if "evaluation" in row]
+    return evaluated, {(each["step"], each["prompt"]): each["text"] for each in events(run, "sample")}
+
+
+def test_every_named_set_has_its_figures_and_a_text_and_training_and_kills_change_nothing(
+    new_run: NewRun, several_sets: dict[str, Any]
+) -> None:
+    plain = new_run()
+    run = new_run(workload__eval=several_sets)
+    assert plain.train() == run.train() == [0, 0]
+    assert run.curve() == plain.curve()
+    found, texts = outcomes(run)
+    assert [step for step, _ in found] == [8, 16, 24]
+    for _, result in found:
+        figures = result["figures"]
+        assert result["loss"] == figures["same/loss"] != figures["other/loss"]
+        assert figures["other/bits"] == pytest.approx(figures["other/loss"] / math.log(2), rel=1e-5)
+        assert 0 <= figures["same/right"] <= 1
+        assert figures["same/samples-seen"] == 4, "the mean micro-batch of two ranks with 8 samples"
+    assert found[-1][1]["figures"]["same/right"] > 0, "the model has learnt nothing"
+    assert texts.keys() == {(step, prompt) for step in (8, 16, 24) for prompt in ("ab", "fe d")}
+    best = best_evaluation(run.run_dir)
+    assert best is not None
+    assert best.value == min(result["figures"]["same/loss"] for _, result in found)
+
+    report = build_report(run.run_dir, time.time())
+    assert report.evaluations is not None
+    assert report.evaluations.decided_by == "loss of same"
+    assert [each.text for each in report.evaluations.texts] == list(texts.values())
+    assert report.sample is None
+    assert report.curves is not None
+    assert [step for step, _ in report.curves.held_out["other/bits"]] == [8, 16, 24]
+
+    killed = new_run(workload__eval=several_sets)
+    killed.train(until=killed.step_is_recorded(9), before=18)
+    assert killed.train() == [0, 0]
+    assert outcomes(killed) == (found, texts)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("fail", "ValueError: no such value"),
+        ("forget", "something else than numbers"),
+        ("lack", "has no function `lack`"),
+    ],
+)
+def test_a_metric_that_fails_is_named_with_its_file_and_line(
+    new_run: NewRun, several_sets: dict[str, Any], function: str, message: str
+) -> None:
+    run = new_run(
+        workload__eval=several_sets | {"metrics": [f"own.measures:{function}"]}, cluster__processes_per_node=1
+    )
+    assert run.train() == [ExitCode.USER_ERROR]
+    (failure,) = events(run, "failure")
+    line = {"fail": 15, "forget": 17, "lack": 1}[function]
+    assert f"own/measures.py:{line}: " in failure["message"]
+    assert message in failure["message"]
+
+
+def test_figures_and_texts_are_those_of_every_layout(new_run: NewRun, several_sets: dict[str, Any]) -> None:
+    several_sets["generate"] = {"prompts": ["ab"], "tokens": 4}
+    changes: dict[str, Any] = {"workload__eval": several_sets | {"every": "4 steps"}, "workload__train_for": "4 steps"}
+    layouts = [{"dp_replicate": 2}, {"dp_shard": 2, "zero": 3}, {"tp": 2}, {"pp": 2}]
+    runs = [new_run(**changes, layout=layout | {"micro_batch": 2}) for layout in layouts]
+    assert [run.train() for run in runs] == [[0, 0]] * 4
+    ((first, texts), *others) = [outcomes(run) for run in runs]
+    for found, others_texts in others:
+        assert found[0][1]["figures"] == pytest.approx(first[0][1]["figures"], abs=1e-4)
+        assert others_texts == texts

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from tokenizers import Tokenizer
 
 from trainworks.config.data import Data, Evaluation
@@ -58,14 +60,44 @@ def numbers_in(folder: Path) -> set[int]:
 def test_training_and_held_out_tokens_share_no_document_and_miss_none(tmp_path: Path) -> None:
     data = numbered(tmp_path / "texts")
     train, _ = prepare(data, tmp_path / "cache", side=training_side(SPLIT))
-    held_out = prepare_evaluation(data, SPLIT, train, tmp_path / "cache")
-    assert held_out is not None
+    held_out = prepare_evaluation(data, SPLIT, train, tmp_path / "cache")[""]
     trained_on, evaluated_on = numbers_in(train), numbers_in(held_out)
     assert not trained_on & evaluated_on
     assert trained_on | evaluated_on == set(range(400))
     assert 40 < len(evaluated_on) < 120
     assert read_card(held_out).tokenization == read_card(train).tokenization is not None
     assert read_card(held_out).fingerprint != read_card(train).fingerprint
+
+
+def test_named_sets_are_prepared_once_each_with_the_tokenizer_of_the_training_data(tmp_path: Path) -> None:
+    data = numbered(tmp_path / "texts")
+    numbered(tmp_path / "wiki", 90), numbered(tmp_path / "code", 60)
+    sets = {"wiki": str(tmp_path / "wiki"), "code": {"source": str(tmp_path / "code" / "*.jsonl"), "column": "text"}}
+    settings = Evaluation.model_validate({"data": sets, "every": "10 steps"})
+    train, card = prepare(data, tmp_path / "cache", side=training_side(settings))
+    found = prepare_evaluation(data, settings, train, tmp_path / "cache")
+    assert {name: numbers_in(folder) for name, folder in found.items()} == {
+        "wiki": set(range(90)),
+        "code": set(range(60)),
+    }
+    assert {read_card(folder).tokenization for folder in found.values()} == {card.tokenization}
+    made: list[int] = []
+    again = prepare_evaluation(data, settings, train, tmp_path / "cache", lambda done, total: made.append(done))
+    assert again == found and not made, "the sets are prepared again"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data": {"split": "a.txt"}}, "`split` is not the name of a held-out set"),
+        ({"data": {}}, "`data` names no set"),
+        ({"data": {"wiki": "a.txt"}, "metric_of": "wikis"}, "no held-out set has this name"),
+        ({"split": 0.1, "metric_of": "wiki"}, "no held-out set has this name"),
+    ],
+)
+def test_a_set_has_a_name_that_is_no_key_of_a_source(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Evaluation.model_validate({"every": "10 steps"} | settings)
 
 
 def test_a_split_without_documents_to_hold_out_names_what_is_missing(tmp_path: Path) -> None:
@@ -81,8 +113,7 @@ def test_prepared_data_is_split_by_whole_shards(tmp_path: Path) -> None:
     assert len(card.shards) > 2
     again = data.model_copy(update={"source": str(whole)})
     train, train_card = prepare(again, tmp_path / "cache", side=training_side(SPLIT))
-    held_out = prepare_evaluation(again, SPLIT, train, tmp_path / "cache")
-    assert held_out is not None
+    held_out = prepare_evaluation(again, SPLIT, train, tmp_path / "cache")[""]
     held_out_card = read_card(held_out)
     assert set(train_card.shards) | set(held_out_card.shards) == set(card.shards)
     assert not set(train_card.shards) & set(held_out_card.shards)

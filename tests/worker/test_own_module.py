@@ -17,6 +17,7 @@ from trainworks.errors import LayoutError, UsageError
 from trainworks.host.probe import probe_host
 from trainworks.plan.run.plan import make_measured_plan, measured_layouts
 from trainworks.plan.run.processes import choose_processes
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.step_time import StepTimeGroups
@@ -116,13 +117,13 @@ TRIAL = Trial(
 )
 
 
-def own_run(folder: Path, text: str, layout: str, ranks: int) -> TinyRun:
+def own_run(folder: Path, text: str, layout: str, ranks: int, evaluation: str = "null") -> TinyRun:
     """A run of 24 steps of a module, 12 samples each."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "own.py").write_text(text, encoding="utf-8")
     workload = (
         f"{{task: module, model: {{module: {folder / 'own.py'}}}, precision: fp32, global_batch: 12, "
-        "train_for: 24 steps, optimizer: {lr: 0.01, eps: 1e-5, warmup: 4 steps}}"
+        f"train_for: 24 steps, optimizer: {{lr: 0.01, eps: 1e-5, warmup: 4 steps}}, eval: {evaluation}}}"
     )
     run_file, _ = parse_run_file(
         f"name: own\nworkload: {workload}\ncluster: {{processes_per_node: {ranks}}}\nlayout: {layout}\n"
@@ -303,3 +304,38 @@ def test_an_optimizer_that_needs_whole_parameters_is_refused_under_shards(tmp_pa
     run = own_run(tmp_path, text, "{dp_shard: 2}", 2)
     run.train()
     assert "keeps `row_var`" in json.dumps(events(run, "failure"))
+
+
+HELD_OUT = """
+def build_eval_dataset():
+    near, far = (torch.randn(n, 6, generator=torch.Generator().manual_seed(n)) for n in (24, 36))
+    return {"near": TensorDataset(near, torch.sin(near.sum(1))), "far": TensorDataset(far, far.sum(1))}
+
+def measure(model, batch):
+    x, y = batch
+    return {"again": (model(x, y), 1), "samples-seen": float(len(y))}
+"""
+
+
+@pytest.mark.parametrize(("layout", "ranks"), [("{dp_shard: 2, zero: 3}", 2), ("{dp_replicate: 1}", 1)])
+def test_a_module_has_held_out_sets_by_name_and_a_metric_of_model_and_batch(
+    tmp_path: Path, layout: str, ranks: int
+) -> None:
+    text = MODULE.replace("NOISE", "") + HELD_OUT
+    evaluation = "{every: 12 steps, steps: all, metric_of: far, metrics: [own:measure]}"
+    run = own_run(tmp_path / "own", text, layout, ranks, evaluation)
+    assert run.train() == [0] * ranks
+    found = [row["evaluation"] for row in run.rows() if "evaluation" in row]
+    assert len(found) == 2
+    for result in found:
+        figures = result["figures"]
+        assert result["loss"] == figures["far/loss"]
+        assert [figures[f"{name}/again"] for name in ("near", "far")] == pytest.approx(
+            [figures[f"{name}/loss"] for name in ("near", "far")]
+        )
+        assert figures["near/samples-seen"] == 12 / ranks
+
+    wrong = own_run(tmp_path / "wrong", text, "{dp_replicate: 1}", 1, evaluation.replace("far", "fa"))
+    assert wrong.train() == [ExitCode.USER_ERROR]
+    (failure,) = events(wrong, "failure")
+    assert "returns no set `fa`" in failure["message"] and failure["hint"] == "did you mean `far`?"

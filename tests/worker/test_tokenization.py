@@ -131,8 +131,7 @@ def test_held_out_conversations_have_the_template_of_the_training_data(
     train, card = prepare(chats(), tmp_path / "cache", side=Side(0.3, held_out=False))
     settings = Evaluation.model_validate(evaluation | {"every": "1 steps"})
     (tmp_path / "model" / "tokenizer_config.json").unlink()  # what was found once is not looked up again
-    held_out = prepare_evaluation(chats(), settings, train, tmp_path / "cache")
-    assert held_out is not None
+    held_out = prepare_evaluation(chats(), settings, train, tmp_path / "cache")[""]
     assert read_card(held_out).tokenization == card.tokenization
     assert template_of(held_out) == CHATML
 
@@ -203,8 +202,8 @@ def test_the_template_goes_through_a_store(chats: Any, tmp_path: Path) -> None:
     streamed, _ = prepare(chats(source=f"file://{tmp_path}/store", tokenizer="bpe"), tmp_path / "other-cache")
     assert template_of(streamed) == CHATML
     settings = Evaluation.model_validate({"data": str(write_chats(tmp_path / "held.jsonl", 5)), "every": "1 steps"})
-    held_out = prepare_evaluation(chats(tokenizer="bpe"), settings, streamed, tmp_path / "other-cache")
-    assert held_out is not None and template_of(held_out) == CHATML
+    held_out = prepare_evaluation(chats(tokenizer="bpe"), settings, streamed, tmp_path / "other-cache")[""]
+    assert template_of(held_out) == CHATML
 
 
 def test_a_tokenizer_without_a_template_gets_the_built_in_one_with_its_end_of_text(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def _field(name: str) -> str | None:
 
 
 def reading_of(values: Mapping[str, float]) -> Reading | None:
-    """The metrics among named numbers; None if they name no loss, or beside it a setting.
+    """The metrics among named numbers; None if they name no loss or held-out accuracy, or beside it a setting.
 
     >>> reading_of({"train/loss": 2.5, "train/learning_rate": 1e-4, "ppl": 12.2})
     {'loss': 2.5, 'lr': 0.0001}
@@ -87,18 +87,19 @@ def reading_of(values: Mapping[str, float]) -> Reading | None:
     for name, value in values.items():
         if (field := _field(name)) is not None:
             found.setdefault(field, value)
-    return found if ("loss" in found or "eval_loss" in found) and "setting" not in found else None
+    is_metric = not found.keys().isdisjoint(("loss", "eval_loss", "eval_accuracy"))
+    return found if is_metric and "setting" not in found else None
 
 
 def read_line(text: str) -> Reading | None:
-    """The metrics of one line that names a loss; None for any other line.
+    """The metrics of one line that names a loss or a held-out accuracy; None for any other line.
 
     >>> read_line("iter 100: loss 2.3021, time 120.50ms, mfu 3.41%")
     {'step': 100.0, 'loss': 2.3021}
     >>> read_line("resumed from step 100, loss 2.31")
     """
     text = _ESCAPES.sub("", text).rstrip()
-    if "loss" not in text.lower() or len(text) > _LONGEST_LINE:
+    if not any(name in text.lower() for name in ("loss", "acc")) or len(text) > _LONGEST_LINE:
         return None
     line = "" if text.startswith(("-", "+", "*", "#", ">")) else text.strip()  # an item of a list, or a difference
     while stamp := _STAMP.match(line):

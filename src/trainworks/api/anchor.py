@@ -225,7 +225,7 @@ def anchored_workload(workload: Workload, source: Source | None) -> Workload:
         at = ("workload", "data", "source")
         check_sources(workload.data.sources)
         at = ("workload", "eval", "data")
-        check_sources([workload.eval.data] if workload.eval and workload.eval.data else [])
+        check_sources([*workload.eval.sources.values()] if workload.eval else [])
     except (UsageError, MissingExtraError) as error:
         error.place = source.place(at) if source else None
         raise

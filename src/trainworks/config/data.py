@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl
 
@@ -11,7 +12,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema,
 from trainworks.config.finetune import Chat
 from trainworks.config.limits import up_to
 from trainworks.config.quantities import SizeBytes, TrainForField
-from trainworks.config.spec import FieldError, Spec
+from trainworks.config.spec import FieldError, MetricFunction, Spec
 from trainworks.errors import suggest
 
 STDLIB = "python-stdlib"
@@ -39,11 +40,6 @@ class DataSource(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        return {"source": value} if isinstance(value, str) else value
-
-    @model_validator(mode="before")
-    @classmethod
     def _options_of_the_address(cls, value: Any) -> Any:
         """Read the options in `hf://name?split=train&column=text` as keys beside `source`."""
         if not isinstance(value, dict) or not isinstance(value.get("source"), str):
@@ -62,6 +58,11 @@ class DataSource(Spec):
             if value.get(option) is not None:
                 raise FieldError(f"`{option}` is set twice: in `{address}` and as a key")
         return value | options | {"source": name}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> Any:
+        return {"source": value} if isinstance(value, str) else value
 
     @property
     def scheme(self) -> str | None:
@@ -262,12 +263,53 @@ Share = Annotated[
 """Part of a whole: `5 %` or 0.05; at most a half."""
 
 
+SET_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}"
+
+
+def _named_sets(value: Any) -> Any:
+    """Check the names of held-out sets, `{wiki: wiki.txt, code: code.jsonl}`; a source has a key `source`."""
+    if not isinstance(value, dict) or "source" in value:
+        return value
+    if (wrong := next((name for name in value if not is_set_name(name)), None)) is not None or not value:
+        what = "`data` names no set" if wrong is None else f"`{str(wrong)[:100]}` is not the name of a held-out set"
+        hint = "write `{wiki: wiki.txt, code: code.jsonl}`, or `source: ADDRESS` for a single one"
+        raise FieldError(what, hint=hint)
+    return value
+
+
+def is_set_name(name: object) -> bool:
+    """Whether a held-out set can have this name, which stands in the names of metrics: `wiki/loss`."""
+    return isinstance(name, str) and re.fullmatch(SET_NAME, name) is not None and name not in DataSource.model_fields
+
+
+HeldOutSets = Annotated[
+    Annotated[DataSource, Tag("one")] | Annotated[dict[str, DataSource], Tag("sets")],
+    Discriminator(lambda value: "sets" if isinstance(value, dict) and "source" not in value else "one"),
+    BeforeValidator(_named_sets),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+]
+
+
+class GeneratedTexts(Spec):
+    """Texts that the model writes at every evaluation."""
+
+    prompts: Annotated[tuple[str, ...], Field(min_length=1, max_length=16)]
+    """What the model continues."""
+    tokens: Annotated[int, Field(ge=1, le=1024)] = 64
+    """Tokens of a text, at most: it ends where the model ends the document."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """0 takes the likeliest token; above it draws from the 20 likeliest ones, at this temperature."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of the draws, the same at every evaluation."""
+
+
 class Evaluation(Spec):
     """Evaluation on held-out data: either `data`, or a `split` of the training data."""
 
-    data: Annotated[DataSource, WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
+    data: HeldOutSets | None = None
     """Source of the held-out data, with the tokenizer, chat template and lengths of `workload.data`: an address, or a
-    mapping with `source`, `column` and `split`. A module has `build_eval_dataset` instead."""
+    mapping with `source`, `column` and `split`; several sets by their names, `{wiki: wiki.txt, code: code.jsonl}`. A
+    module has `build_eval_dataset` instead."""
     split: Share | None = None
     """Share of the training data to hold out, `5 %`: documents by their content, images by their path, and whole shards
     of prepared data. The run does not train on them."""
@@ -278,8 +320,15 @@ class Evaluation(Spec):
     metric: Metric = "loss"
     """Metric that decides which checkpoint is the best; `accuracy` for masked-lm, image-classification and
     `preference`, where it is the share of pairs whose order the model has right."""
+    metric_of: str | None = None
+    """Name of the held-out set whose metric decides; the first one by default."""
     keep_best: bool = True
     """Save the best checkpoint, and keep it beside the newest ones."""
+    metrics: tuple[MetricFunction, ...] = ()
+    """Functions of your own, `package.module:function`, that return numbers by name; modules are found as those of
+    `callbacks`."""
+    generate: GeneratedTexts | None = None
+    """Let the model continue prompts; for causal-lm."""
     patience: Annotated[int, Field(ge=1)] | None = None
     """End the run after this many evaluations in a row without an improvement; never by default."""
     min_delta: Annotated[float, Field(ge=0)] = 0.0
@@ -291,31 +340,52 @@ class Evaluation(Spec):
             raise FieldError(f"`every` must be in steps, got `{self.every}`", hint="write it like `100 steps`")
         if self.data is not None and self.split is not None:
             raise FieldError("`data` and `split` exclude each other", hint="remove one of them")
+        if self.metric_of is not None and self.metric_of not in self.sources and (self.sources or self.split):
+            names = tuple(name for name in self.sources if name)
+            hint = _nearest(self.metric_of, names) if names else "name the sets: `data: {wiki: wiki.txt}`"
+            raise FieldError(f"`metric_of` is `{self.metric_of}`, and no held-out set has this name", hint=hint)
         return self
+
+    @property
+    def sources(self) -> dict[str, DataSource]:
+        """Sources by the name of their set, which is empty for a single one; none of a `split` or a module."""
+        if self.data is None:
+            return {}
+        return {"": self.data} if isinstance(self.data, DataSource) else self.data
+
+    def deciding_set(self, names: Iterable[str]) -> str:
+        """Name of the set whose metric decides, among all of them."""
+        return next(iter(names)) if self.metric_of is None else self.metric_of
 
     @property
     def every_steps(self) -> int:
         """Optimizer steps between two evaluations."""
         return self.every.amount
 
-    def check_task(self, task: str, *, has_accuracy: bool = False) -> None:
+    def check_task(self, task: str, *, has_pairs: bool = False) -> None:
         """Check that the task has this metric and takes its held-out data from the run file.
 
         Args:
             task: of the workload.
-            has_accuracy: the workload counts right predictions though others of its task do not.
+            has_pairs: it trains on pairs of answers, and counts those whose order is right.
 
         Raises:
             FieldError: it has not.
         """
-        if self.metric == "accuracy" and task not in ("masked-lm", "image-classification") and not has_accuracy:
+        if self.metric == "accuracy" and task not in ("masked-lm", "image-classification") and not has_pairs:
             raise FieldError(f"`task: {task}` has no accuracy", hint="set `metric: loss`")
+        if self.metrics and has_pairs:
+            raise FieldError(
+                "`eval.metrics` sees tokens, and `preference` compares answers", hint="remove `eval.metrics`"
+            )
         written = next((name for name in ("data", "split") if getattr(self, name) is not None), None)
         if task == "module" and written is not None:
             raise FieldError(
                 f"`task: module` does not use `eval.{written}`: the module builds its own dataset",
                 hint="remove it, and define `build_eval_dataset` in the module",
             )
+        if task != "causal-lm" and self.generate is not None:
+            raise FieldError(f"`eval.generate` needs `task: causal-lm`; {task} does not generate text")
         if task != "module" and written is None:
             raise FieldError("`eval` has no held-out data", hint="set `eval.split: 5 %`, or name `eval.data`")
 

@@ -210,7 +210,8 @@ def _unknown_key(path: FieldPath, model: type[BaseModel]) -> tuple[str, str | No
     if model is RunFile and dotted in _MISTAKEN:
         return f"unknown key `{key}`", _MISTAKEN[dotted]
     otherwise = _elsewhere(str(key)) if model is RunFile else None
-    hint = suggest(str(key), known, otherwise=otherwise or f"known keys: {', '.join(known)}")
+    every = f"known keys: {', '.join(known)}" if known else None
+    hint = suggest(str(key), known, otherwise=otherwise or every)
     return f"unknown key `{key}`", hint
 
 

@@ -100,7 +100,7 @@ class Workload(Spec):
     @model_validator(mode="after")
     def _has_held_out_data(self) -> Workload:
         if self.eval is not None:
-            self.eval.check_task(self.task, has_accuracy=self.preference is not None)
+            self.eval.check_task(self.task, has_pairs=self.preference is not None)
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any
 
@@ -54,16 +55,20 @@ RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "str
 _CALLBACK = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 
 
-def _callback_class(text: str) -> str:
-    if not re.fullmatch(_CALLBACK, text, re.ASCII):
-        raise FieldError(f"`{text[:100]}` does not name a class", hint="write it like `package.module:Class`")
-    return text
+def _of_module(kind: str, example: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        if not re.fullmatch(_CALLBACK, text, re.ASCII):
+            raise FieldError(f"`{text[:100]}` does not name a {kind}", hint=f"write it like `{example}`")
+        return text
+
+    return check
 
 
-CallbackClass = Annotated[
-    str, AfterValidator(_callback_class), WithJsonSchema({"type": "string", "pattern": _CALLBACK})
-]
+_NAMED = WithJsonSchema({"type": "string", "pattern": _CALLBACK})
+CallbackClass = Annotated[str, AfterValidator(_of_module("class", "package.module:Class")), _NAMED]
 """A class as `package.module:Class`."""
+MetricFunction = Annotated[str, AfterValidator(_of_module("function", "package.module:function")), _NAMED]
+"""A function as `package.module:function`."""
 
 
 class Frozen(BaseModel):

@@ -99,9 +99,11 @@ def _check_pattern(pattern: str) -> str:
         names = re.compile(pattern).groupindex.keys()
     except re.error as error:
         raise FieldError(f"`metrics.pattern` is not a regular expression: {error}") from None
-    if not names & {"loss", "eval_loss"} or names - set(PATTERN_GROUPS):
+    if not names & {"loss", "eval_loss", "eval_accuracy"} or names - set(PATTERN_GROUPS):
         hint = r"write it like `iter (?P<step>\d+) loss (?P<loss>[\d.]+)`; groups: " + ", ".join(PATTERN_GROUPS)
-        raise FieldError("`metrics.pattern` needs a group `loss` or `eval_loss`, and knows six names", hint=hint)
+        raise FieldError(
+            "`metrics.pattern` needs a group `loss`, `eval_loss` or `eval_accuracy`, and knows six names", hint=hint
+        )
     return pattern
 
 

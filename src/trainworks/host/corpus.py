@@ -28,11 +28,14 @@ def anchored_data(data: Data) -> Data:
 
 
 def anchored_evaluation(evaluation: Evaluation | None) -> Evaluation | None:
-    """The same evaluation with an absolute path of its data."""
+    """The same evaluation with absolute paths of its data."""
     if evaluation is None or evaluation.data is None:
         return evaluation
-    data = evaluation.data.model_copy(update={"source": anchored_source(evaluation.data.source)})
-    return evaluation.model_copy(update={"data": data})
+    sets = {
+        name: source.model_copy(update={"source": anchored_source(source.source)})
+        for name, source in evaluation.sources.items()
+    }
+    return evaluation.model_copy(update={"data": sets.get("", sets)})
 
 
 def anchored_source(source: str) -> str:

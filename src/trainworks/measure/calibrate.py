@@ -190,7 +190,7 @@ def try_out(
     module = request.workload.model.module
     file = Path(module).read_bytes().decode(errors="replace") if module else None
     accelerators = [accelerator.name for accelerator in host.accelerators]
-    facts = [1, fields, file, host.hostname, host.processor, host.num_cores, accelerators, host.packages]
+    facts = [2, fields, file, host.hostname, host.processor, host.num_cores, accelerators, host.packages]
     return remembered(cache / f"{_digest(facts)}.json", Trial, measure, again=again)
 
 

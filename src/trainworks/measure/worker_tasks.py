@@ -34,8 +34,9 @@ class PreparedData(TypedDict):
     vocabulary: int | None
     classes: int
     folder: str
-    held_out: str | None
-    held_out_samples: int | None
+    held_out: dict[str, str]
+    """Folders by the name of the held-out set, which is empty for a single one."""
+    held_out_samples: dict[str, int]
     fingerprint: str
     tokenization: str | None
     gain: dict[str, Any] | None
@@ -155,11 +156,11 @@ def prepared_folder(workload: Workload, announce: Callable[[str], None]) -> str 
     return None if workload.task == "module" else _prepared(workload, announce)["folder"]
 
 
-def held_out_samples(workload: Workload, announce: Callable[[str], None]) -> int | None:
-    """Samples that are held out, which are prepared if needed; None unless the run evaluates all of them."""
+def held_out_samples(workload: Workload, announce: Callable[[str], None]) -> tuple[int, ...] | None:
+    """Samples of each held-out set, which are prepared if needed; None unless the run evaluates all of them."""
     if workload.task == "module" or workload.eval is None or workload.eval.steps != "all":
         return None
-    return _prepared(workload, announce)["held_out_samples"]
+    return tuple(_prepared(workload, announce)["held_out_samples"].values())
 
 
 def tokens_in_data(workload: Workload, announce: Callable[[str], None]) -> int | None:

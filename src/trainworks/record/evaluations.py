@@ -89,6 +89,8 @@ def evaluation_after(run_dir: RunDir, step: int) -> EvaluationResult | None:
     if not len(steps):
         return None
     found = EvaluationResult(loss=float(steps["eval_loss"][-1]))
+    if figures := dict(steps.held_out_figures()).get(step):
+        found["figures"] = dict(figures)
     if math.isfinite(accuracy := float(steps["eval_accuracy"][-1])):
         found["accuracy"] = accuracy
     if math.isfinite(samples := float(steps["eval_samples"][-1])):

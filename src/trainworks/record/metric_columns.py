@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pydantic_core import from_json
 
 from trainworks.record.faults import FAULTS
+from trainworks.record.metrics import named_figures
 from trainworks.record.step_time import StepTimeGroups
 
 COLUMNS = (
@@ -40,11 +41,15 @@ class Steps:
     Args:
         columns: of the whole record, see `COLUMNS`.
         rows: indexes of the chosen rows, in order.
+        figures: of evaluations by the index of their row, see `named_figures`.
     """
 
-    def __init__(self, columns: Mapping[str, Floats], rows: NDArray[np.intp]) -> None:
+    def __init__(
+        self, columns: Mapping[str, Floats], rows: NDArray[np.intp], figures: Mapping[int, Mapping[str, float]]
+    ) -> None:
         self._columns = columns
         self.rows = rows
+        self._figures = figures
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -54,11 +59,20 @@ class Steps:
 
     def where(self, wanted: Mask | NDArray[np.intp] | slice) -> Steps:
         """The rows that a mask, indexes or a slice choose."""
-        return Steps(self._columns, self.rows[wanted])
+        return Steps(self._columns, self.rows[wanted], self._figures)
 
     def joined(self, others: Iterable[Steps]) -> Steps:
         """These rows and others of the same record, one after the other."""
-        return Steps(self._columns, np.concatenate([self.rows, *(other.rows for other in others)]))
+        return Steps(self._columns, np.concatenate([self.rows, *(other.rows for other in others)]), self._figures)
+
+    def held_out_figures(self) -> list[tuple[int, Mapping[str, float]]]:
+        """Step and named figures of the evaluations that have some, in the order of the rows."""
+        steps = self["step"].tolist()
+        return [
+            (int(step), self._figures[row])
+            for step, row in zip(steps, self.rows.tolist(), strict=True)
+            if row in self._figures
+        ]
 
     @property
     def num_steps(self) -> Floats:
@@ -118,6 +132,7 @@ class MetricColumns:
     def _clear(self) -> None:
         self._offset = self._num_rows = 0
         self._values = np.empty((len(_ALL), 0))
+        self._figures: dict[int, dict[str, float]] = {}
 
     def __len__(self) -> int:
         return self._num_rows
@@ -154,7 +169,12 @@ class MetricColumns:
             if not row.keys().isdisjoint(("skipped", "slowest", "evaluation", "callbacks")):
                 _flatten(row)
         block = np.array([_column(rows, name) for name in _ALL]).reshape(len(_ALL), len(rows))
-        self._append(block[:, np.isfinite(block[_ALL.index("step")]) & np.isfinite(block[_ALL.index("t")])])
+        kept = np.flatnonzero(np.isfinite(block[_ALL.index("step")]) & np.isfinite(block[_ALL.index("t")]))
+        for place, index in enumerate(kept.tolist(), self._num_rows):
+            found = rows[index].get("evaluation")
+            if isinstance(found, dict) and (figures := named_figures(found)):
+                self._figures[place] = figures
+        self._append(block[:, kept])
         return not complete or self._offset >= size
 
     def _append(self, block: Floats) -> None:
@@ -169,7 +189,7 @@ class MetricColumns:
     def steps(self) -> Steps:
         """All rows so far, in the order of the file; later looks do not change them."""
         columns = {name: values[: self._num_rows] for name, values in zip(_ALL, self._values, strict=True)}
-        return Steps(columns, np.arange(self._num_rows))
+        return Steps(columns, np.arange(self._num_rows), self._figures)
 
 
 def read_columns(file: Path) -> MetricColumns:

@@ -7,9 +7,9 @@ A step repeated after a restart or a rollback has several lines; the last one co
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from trainworks.files import append_text
 
@@ -46,14 +46,24 @@ class CallbackTimes(TypedDict):
 
 
 class EvaluationResult(TypedDict):
-    """What an evaluation on held-out data found."""
+    """What an evaluation on held-out data found; with several sets the values of the one that decides."""
 
-    loss: float
-    """Mean over all items of the held-out data, or of the part of it that `eval.steps` chooses."""
+    loss: NotRequired[float]
+    """Mean over all items of the held-out data, or of the part of it that `eval.steps` chooses. A program of your own
+    may have an accuracy alone."""
     accuracy: NotRequired[float]
     """Share of the labels that the model predicts, 0-1; of masked-lm and image-classification."""
     samples: NotRequired[int]
     """Sequences, images or samples that it has seen."""
+    figures: NotRequired[dict[str, float]]
+    """Values by name: `wiki/loss` and `wiki/accuracy` of every set, where there are several, and own metrics."""
+
+
+def named_figures(result: Mapping[str, Any]) -> dict[str, float]:
+    """The figures of an evaluation that are numbers, as a record of any version has them."""
+    found = result.get("figures")
+    numbers = found.items() if isinstance(found, dict) else ()
+    return {name: float(value) for name, value in numbers if isinstance(value, int | float)}
 
 
 class MetricsRow(TypedDict):
@@ -109,15 +119,19 @@ class LoggedSteps:
     """Rows of the record from what a program says of its steps, every one or some of them.
 
     A step has the mean time since the step before, as compute; that of the first one is not known. A step that repeats
-    an earlier one of its attempt is left out, and so is an evaluation before the first loss.
+    an earlier one of its attempt is left out, and so is an evaluation before the first loss. An accuracy
+    that is said behind the loss of an evaluation belongs to it.
     """
 
     def __init__(self, attempt: int) -> None:
         self._attempt = attempt
         self._step, self._newest, self._t, self._evaluation_s = -1, -1, 0.0, 0.0
+        self._evaluated: MetricsRow | None = None
+        self._written: MetricsRow | None = None  # the same, of an earlier call: in the record by now
 
     def rows(self, readings: Iterable[Reading]) -> list[MetricsRow]:
         """Rows of readings in the order of their times."""
+        self._written = self._evaluated
         return [row for each in readings if (row := self._row(each)) is not None]
 
     def _row(self, reading: Reading) -> MetricsRow | None:
@@ -127,10 +141,14 @@ class LoggedSteps:
         num_steps = 0 if not trains else 1 if is_first else step - self._step
         spent_s = t - self._t if not trains and step == self._step else 0.0
         row = MetricsRow(step=step, attempt=self._attempt, t=t, num_steps=num_steps, step_s=0.0, compute_s=0.0)
-        if "eval_loss" in reading:
-            row["evaluation"] = EvaluationResult(loss=reading["eval_loss"])
-            if "eval_accuracy" in reading:
-                row["evaluation"]["accuracy"] = reading["eval_accuracy"]
+        found: Any = {name: reading[f"eval_{name}"] for name in ("loss", "accuracy") if f"eval_{name}" in reading}
+        if found and not trains and self._evaluated is not None and self._evaluated["step"] == step:
+            found = self._joined(found, self._evaluated)
+            if not found:
+                return None
+        if found:
+            self._evaluated = row
+            row["evaluation"] = found
             row["step_s"] = row["evaluation_s"] = reading.get("eval_runtime", spent_s)
         self._newest = step
         if not trains:
@@ -143,6 +161,19 @@ class LoggedSteps:
         for name in sorted({"loss", "lr", "grad_norm", "tokens"} & reading.keys()):
             row[name] = reading[name]  # type: ignore[literal-required]
         return row
+
+    def _joined(self, found: EvaluationResult, before: MetricsRow) -> EvaluationResult:
+        """What a program says of one evaluation in several lines, together; empty if the row before can still take it.
+
+        A row that was handed over stays as it is, and a later one of the same step counts in its place.
+        """
+        known = before["evaluation"]
+        if not found.keys().isdisjoint(known):
+            return found
+        if before is self._written:
+            return EvaluationResult(**known, **found)  # type: ignore[typeddict-item]
+        known.update(found)
+        return EvaluationResult()
 
 
 def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:

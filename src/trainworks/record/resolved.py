@@ -60,14 +60,16 @@ class PlannedEvaluation(Spec):
     every_steps: int
     count: int
     batches: int
-    """Global batches of each; at most so many, where the held-out data is not counted yet."""
+    """Global batches of each, of all held-out sets; at most so many, where the held-out data is not counted yet."""
     batch_s: float
     """Predicted time of one batch: forward alone."""
+    generation_s: float = 0.0
+    """Predicted time of the texts that the model writes at each."""
 
     @property
     def evaluation_s(self) -> float:
         """Predicted time of one evaluation."""
-        return self.batches * self.batch_s
+        return self.batches * self.batch_s + self.generation_s
 
     @property
     def total_s(self) -> float:

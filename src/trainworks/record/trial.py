@@ -29,8 +29,8 @@ class Trial(Spec):
     """Parameters of the whole model, trainable or not."""
     num_samples: int
     """Samples of the dataset."""
-    held_out_samples: int | None = None
-    """Samples of a module's `build_eval_dataset`; None where nothing is evaluated."""
+    held_out_samples: tuple[int, ...] | None = None
+    """Samples of each held-out set of a module's `build_eval_dataset`; None where nothing is evaluated."""
     flops_per_sample: float
     """FLOPs of products and convolutions, forward and backward; 0 if not counted: compiled, recomputed, or known by the
     shape."""

@@ -30,8 +30,9 @@ def prepared_lines(result: PreparedData, num_sources: int) -> list[str]:
         lines.append(chat_line(result["chats"]))
     if result["template"]:
         lines.append(f"template     {result['template']}")
-    if result["held_out"] and result["held_out_samples"] is not None:
-        lines.append(f"held out     {result['held_out']}, {result['held_out_samples']:,} samples")
+    for name, folder in result["held_out"].items():
+        of_set = f"{name}: " if name else ""
+        lines.append(f"held out     {of_set}{folder}, {result['held_out_samples'][name]:,} samples")
     if result["gain"]:
         lines += gain_lines(ReencodingGain.model_validate(result["gain"]), result)
     return [*lines, f"folder       {result['folder']}", f"fingerprint  {result['fingerprint']}"]

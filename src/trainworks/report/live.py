@@ -20,7 +20,7 @@ from trainworks.record.events.log import Event
 from trainworks.record.events.training import DataProgressEvent, DataReadyEvent, ProfileEvent, ProfileRefusedEvent
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
-from trainworks.record.metrics import STEP_PARTS, MetricsRow
+from trainworks.record.metrics import STEP_PARTS, MetricsRow, named_figures
 from trainworks.recover.failures import is_consequence
 from trainworks.report.data import chat_line
 from trainworks.report.rendering.document import Block, Cell, Document, Preformatted, Section, Styled, Table, Text, left
@@ -136,8 +136,10 @@ def _figures(
         figures["checkpoint"] = _checkpoint_age(snapshot, now)
     if snapshot.evaluation is not None:
         at_step, found = snapshot.evaluation
-        accuracy = f", accuracy {found['accuracy']:.2%}" if "accuracy" in found else ""
-        figures["held-out"] = f"loss {found['loss']:.4f}{accuracy} at step {at_step:,}"
+        parts = [f"loss {found['loss']:.4f}"] if "loss" in found else []
+        parts += [f"accuracy {found['accuracy']:.2%}"] if "accuracy" in found else []
+        parts += [f"{name} {value:.4g}" for name, value in named_figures(found).items()]
+        figures["held-out"] = f"{', '.join(parts)} at step {at_step:,}"
     if eta is not None:
         anchored = snapshot.anchored_eta_s(num_steps) if num_steps else None
         by = "" if anchored is None else f", {format_duration(anchored)} by the anchored step"

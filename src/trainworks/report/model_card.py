@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trainworks.config.run_file import Workload
 from trainworks.masking import masked
-from trainworks.record.metrics import EvaluationResult
+from trainworks.record.metrics import EvaluationResult, named_figures
 from trainworks.record.resolved import ResolvedRun
 from trainworks.report.runs.part import MISSING, format_amount, format_relative, printable
 from trainworks.report.runs.summary import Report
@@ -175,7 +175,8 @@ def _metrics(workload: Workload, held_out: EvaluationResult) -> dict[str, float]
     found = {"loss": held_out["loss"]}
     if workload.has_perplexity:
         found["perplexity"] = math.exp(min(held_out["loss"], 700.0))
-    return found | ({"accuracy": held_out["accuracy"]} if "accuracy" in held_out else {})
+    found |= {"accuracy": held_out["accuracy"]} if "accuracy" in held_out else {}
+    return found | named_figures(held_out)
 
 
 def _planned(report: Report) -> list[str]:

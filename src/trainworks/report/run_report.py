@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from trainworks.record.ledger import Ledger
 from trainworks.report import wording
+from trainworks.report.held_out import evaluation_blocks, held_out_key, held_out_lines
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (
     FULL_BLOCK,
@@ -26,12 +27,11 @@ from trainworks.report.rendering.document import (
     Text,
     right,
 )
-from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Dot, Mark, Rule, Segment, ShadedRange
+from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Mark, Rule, Segment, ShadedRange
 from trainworks.report.rendering.renderer import build_document, model_json, to_json
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.curves import Line, Point
-from trainworks.report.runs.evaluation import EvaluatedPoint, Evaluations
 from trainworks.report.runs.outcome import OutOfMemory, finding, remedy_lines
 from trainworks.report.runs.part import format_amount, format_percent, format_relative
 from trainworks.report.runs.summary import ProfiledRank, Report
@@ -62,7 +62,7 @@ def document(report: Report) -> Document:
         Section("", [Facts([Fact(*figure) for figure in wording.key_figures(report)], figures=True)]),
         Section("Out of memory", _out_of_memory(report.out_of_memory) if report.out_of_memory else []),
         Section("Loss", _loss(report), only="page"),
-        Section("Evaluation", _evaluation(report.evaluations) if report.evaluations else []),
+        Section("Evaluation", evaluation_blocks(report.evaluations, report.curves) if report.evaluations else []),
         Section("Planned and measured", _comparison(report.comparison) if report.comparison else []),
         Section("Memory", _memory(report.comparison) if report.comparison else [], only="page"),
         Section("Throughput", _throughput(report), only="page"),
@@ -137,9 +137,9 @@ def _loss(report: Report) -> list[Block]:
     text = f"Lowest {lowest.loss:.3f} at step {lowest.step:,}." if lowest else "No finite loss was recorded."
     by_unit = {"tokens": "Nats per token", "images": "Nats per image", "": f"From {report.training.source}"}
     unit = by_unit.get(report.training.unit, "In the unit of the task")
-    return _step_chart(
-        report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss, held_out=report.curves.eval_loss
-    )
+    sets = {name: points for name, points in report.curves.held_out.items() if name.endswith("/loss")}
+    held_out = sets or ({"held-out loss": report.curves.eval_loss} if report.curves.eval_loss else {})
+    return _step_chart(report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss, held_out=held_out)
 
 
 def _throughput(report: Report) -> list[Block]:
@@ -167,13 +167,15 @@ def _step_chart(
     rules: Sequence[Rule] = (),
     bands: Sequence[ShadedRange] = (),
     floor: float | None = None,
-    held_out: Sequence[Point] = (),
+    held_out: Mapping[str, Sequence[Point]] | None = None,
 ) -> list[Block]:
     """A chart over the steps, with its restarts and checkpoints; nothing without a point."""
     steps = [step for line in lines for step, _ in line.points]
     if not steps:
         return []
-    values = [value for line in lines for _, value in line.points] + [value for _, value in held_out]
+    evaluated = [*held_out_lines(held_out or {})]
+    values = [value for line in lines for _, value in line.points]
+    values += [value for curve, _ in evaluated for _, value in curve.points]
     values += [rule.value for rule in rules] + ([] if floor is None else [floor])
     values += [end for band in bands for end in (band.low, band.high)]
     chart = Chart(
@@ -183,17 +185,15 @@ def _step_chart(
         x_unit="steps",
         curves=[
             *(Curve("lost-line" if line.lost else "line", line.points) for line in lines),
-            *([Curve("eval-line", held_out)] if held_out else []),
+            *(curve for curve, _ in evaluated),
         ],
-        dots=[
-            Dot(step, value, f"held-out loss {value:.4f} after step {step:,}", "eval-dot") for step, value in held_out
-        ],
+        dots=[dot for _, dots in evaluated for dot in dots],
         rules=rules,
         bands=bands,
         marks=_marks(report),
         names=[
             *_key(report),
-            *([("key eval-key", "held-out data")] if held_out else []),
+            *(held_out_key(place, name) for place, name in enumerate(held_out or ())),
             *(("key interval-key", band.title) for band in bands),
         ],
     )
@@ -225,36 +225,6 @@ def _key(report: Report) -> list[tuple[str, str]]:
         ("key checkpoint-key", "checkpoint", bool(report.checkpoints.steps)),
     ]
     return [(css, name) for css, name, is_present in entries if is_present]
-
-
-def _evaluation(found: Evaluations) -> list[Block]:
-    """Best and last evaluation, and the cost of one."""
-    planned = "" if found.planned_s is None else f", {format_duration(found.planned_s)} planned"
-    of = "" if found.planned_count is None else f" of {found.planned_count:,}"
-    # The output of a command may not show when an evaluation begins.
-    each = f", {format_duration(found.measured_s)} each" if found.measured_s else ""
-    facts = {
-        "best": _held_out(found.best) if found.best else "no finite value",
-        "last": _held_out(found.last),
-        "evaluations": f"{found.count:,}{of}{each}{planned}",
-    }
-    blocks: list[Block] = [Facts.from_mapping(facts)]
-    if found.ended_early:
-        times = f"{found.num_without_improvement} evaluation{'s' if found.num_without_improvement > 1 else ''}"
-        blocks.append(Text(f"The run ended early: {times} in a row without an improvement.", "bold"))
-    return blocks
-
-
-def _held_out(point: EvaluatedPoint) -> str:
-    """Held-out figures in one line.
-
-    >>> _held_out(EvaluatedPoint(step=300, loss=3.5, perplexity=33.115, accuracy=None))
-    'loss 3.500, perplexity 33.12 after step 300'
-    """
-    figures = [f"loss {point.loss:.3f}"]
-    figures += [] if point.perplexity is None else [f"perplexity {point.perplexity:.4g}"]
-    figures += [] if point.accuracy is None else [f"accuracy {point.accuracy:.2%}"]
-    return f"{', '.join(figures)} after step {point.step:,}"
 
 
 def _comparison(comparison: Comparison) -> list[Block]:

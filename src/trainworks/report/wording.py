@@ -141,7 +141,7 @@ def brief_figures(report: Report) -> list[tuple[str, str, str]]:
         best = held_out.best
         name, last = held_out.metric, format_metric(held_out.metric, held_out.last)
         remark = f"best {format_metric(name, best)} after step {best.step:,}" if best else "no finite value"
-        figures.insert(1, (f"held-out {name}", last, remark))
+        figures.insert(1, (f"held-out {held_out.decided_by or name}", last, remark))
     if restarts := len(report.attempts) - len({attempt.launch for attempt in report.attempts}):
         roots = [failure for failure in report.failures if failure.is_root][:restarts]
         why = ", ".join(dict.fromkeys(f"{_who(failure)} {failure.cause}" for failure in roots[-2:]))
@@ -151,7 +151,9 @@ def brief_figures(report: Report) -> list[tuple[str, str, str]]:
 
 def format_metric(metric: str, point: EvaluatedPoint) -> str:
     """The held-out loss with three decimals, or the accuracy in percent."""
-    return f"{point.loss:.3f}" if metric == "loss" or point.accuracy is None else f"{point.accuracy:.2%}"
+    if point.accuracy is not None and (metric == "accuracy" or point.loss is None):
+        return f"{point.accuracy:.2%}"
+    return MISSING if point.loss is None else f"{point.loss:.3f}"
 
 
 def attempt_text(attempt: ReportedAttempt, *, has_steps: bool) -> str:

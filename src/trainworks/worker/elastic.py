@@ -127,7 +127,7 @@ def _agent(
         local_world_size=per_node,
         rdzv_handler=rendezvous,
         fn=run_rank,
-        args=(str(run_dir.path), str(data.train), node, os.getpid(), board.path, str(data.evaluation or "")),
+        args=(str(run_dir.path), str(data.train), node, os.getpid(), board.path, dict(data.evaluation)),
         max_restarts=_NO_LIMIT,
         monitor_interval=_PAUSE_S,
     )

@@ -73,8 +73,9 @@ def held_out_loss(run_dir: RunDir, step: int, folder: Path, num_samples: int) ->
     workload, manifest = resolved.run_file.workload, read_manifest(run_dir.checkpoint(step))
     assert workload is not None and resolved.plan is not None and manifest is not None
     data = data_folder(run_dir, workload, manifest)
-    held_out = prepare_evaluation(workload.data, workload.eval, data, cache_folder("data"))
-    assert held_out is not None
+    assert workload.eval is not None
+    folders = prepare_evaluation(workload.data, workload.eval, data, cache_folder("data"))
+    held_out = folders[workload.eval.deciding_set(folders)]
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = _opened(folder).to(device)
     batch = workload.global_batch

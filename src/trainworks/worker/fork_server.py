@@ -17,8 +17,9 @@ import multiprocessing.util
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from trainworks.config.run_file import Workload
 
@@ -107,8 +108,10 @@ def import_all(modules: Iterable[str]) -> None:
         gc.set_threshold(*usual)
 
 
-def run_rank(run_folder: str, data_folder: str, node: int, agent_pid: int, board: str, evaluation_folder: str) -> None:
+def run_rank(
+    run_folder: str, data_folder: str, node: int, agent_pid: int, board: str, evaluation_folders: Mapping[str, Path]
+) -> None:
     """Train as one rank; in a process forked from the fork server, where the trainer is imported already."""
     importlib.import_module("trainworks.worker.train").train(
-        run_folder, data_folder, node, agent_pid, board, evaluation_folder
+        run_folder, data_folder, node, agent_pid, board, evaluation_folders
     )

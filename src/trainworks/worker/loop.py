@@ -200,8 +200,10 @@ class Trainer:
         if self.evaluator is None or not (asked or self.evaluator.settings.is_due(step, self.plan.num_steps)):
             return False
         result = self._result = self.evaluator.evaluate(step)
+        texts = self.evaluator.generate(step)
         marks.evaluated = self.timeline.mark()
         self.telemetry.add_evaluation(result)
+        self.telemetry.note_texts(step, texts)
         self.evaluations.append(EvaluatedStep(step, result.get(self.evaluator.settings.metric, math.nan)))
         return True
 

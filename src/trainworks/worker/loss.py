@@ -11,7 +11,7 @@ backward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,28 @@ class ChunkedCrossEntropy:
         values: Tensor = _LogProbabilities.apply(x_ND, local_part(weight_VD), labels_N, self._split)
         return values
 
+    @torch.no_grad()
+    def predictions(self, x_ND: Tensor, weight_VD: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Likeliest token [N], log-probability of each label [N], and no logits; arguments as for the mean."""
+        dtype, found = dtype_of_products(x_ND), []
+        first_row, group = (0, None) if self._split is None else self._split.of_rank()
+        with torch.autocast(x_ND.device.type, enabled=False):
+            weight_VD = local_part(weight_VD).to(dtype)
+            num_rows = len(weight_VD) if self._split is None else self._split.rows
+            for piece in _pieces(x_ND, num_rows):
+                logits_CV = x_ND[piece].to(dtype) @ weight_VD.T
+                losses_C, _ = _softmax(logits_CV, labels_N[piece], first_row, group)
+                found.append((_likeliest(logits_CV, first_row, group), -losses_C))
+        predictions, log_probabilities = (torch.cat(values) for values in zip(*found, strict=True))
+        return predictions, log_probabilities, None
+
+
+def predictions_of_logits(logits_NV: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Likeliest entry and log-probability of each label [N], 0 where it is ignored, and the logits in fp32."""
+    logits_NV = logits_NV.float()
+    losses_N = torch.nn.functional.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED, reduction="none")
+    return logits_NV.argmax(1), -losses_N, logits_NV
+
 
 def local_part(weight: Tensor) -> Tensor:
     """This rank's part of a distributed tensor; any other tensor as it is."""
@@ -83,6 +105,10 @@ class _Split:
     group: dist.ProcessGroup
     rows: int
     """Rows of each rank but perhaps the last."""
+
+    def of_rank(self) -> tuple[int, dist.ProcessGroup]:
+        """First row of this rank, and the group; all ranks take the same pieces, and meet in each."""
+        return self.rows * dist.get_rank(self.group), self.group
 
 
 class _Function(torch.autograd.Function):
@@ -180,17 +206,14 @@ def _losses_and_gradients(
 
     Only the gradients that are needed are computed: a frozen weight has none.
     """
-    num_tokens, num_rows = len(x_ND), len(weight_VD)
+    num_rows = len(weight_VD)
     first_row, group = 0, None
     if split is not None:
-        num_rows, group = split.rows, split.group  # all ranks take the same pieces, and meet in each
-        first_row = num_rows * dist.get_rank(group)
+        num_rows, (first_row, group) = split.rows, split.of_rank()
     grad_x_ND = torch.empty_like(x_ND) if needed[0] else None
     grad_weight_VD = torch.zeros_like(weight_VD, dtype=torch.float32) if needed[1] else None
     losses = []
-    step = max(1, (CHUNK_BYTES if x_ND.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES) // (4 * num_rows))
-    for start in range(0, num_tokens, step):
-        piece = slice(start, min(start + step, num_tokens))
+    for piece in _pieces(x_ND, num_rows):
         labels = labels_N[piece]
         logits_CV = x_ND[piece] @ weight_VD.T
         if not any(needed):
@@ -206,6 +229,25 @@ def _losses_and_gradients(
     if group is not None and grad_x_ND is not None:
         all_reduce(grad_x_ND, group)
     return losses, grad_x_ND, grad_weight_VD
+
+
+def _pieces(x_ND: Tensor, num_rows: int) -> Iterator[slice]:
+    """Tokens whose logits exist together, of a vocabulary of which each rank has `num_rows`."""
+    step = max(1, (CHUNK_BYTES if x_ND.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES) // (4 * num_rows))
+    return (slice(start, min(start + step, len(x_ND))) for start in range(0, len(x_ND), step))
+
+
+def _likeliest(logits_CV: Tensor, first_row: int, group: dist.ProcessGroup | None) -> Tensor:
+    """Entry of the largest logit of all ranks [C]; of equal ones of several ranks the first."""
+    highest_C, column_C = logits_CV.float().max(1)
+    if group is None:
+        return column_C
+    of_all_C = highest_C.clone()
+    all_reduce(of_all_C, group, "max")
+    lowest = torch.iinfo(torch.int64).min
+    found_C = torch.where(highest_C == of_all_C, -(first_row + column_C), lowest)
+    all_reduce(found_C, group, "max")
+    return -found_C
 
 
 def _loss_and_gradient(

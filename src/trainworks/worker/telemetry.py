@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainworks.host import memory
-from trainworks.record.events.training import CallbackStopEvent
+from trainworks.record.events.training import CallbackStopEvent, SampleEvent
 from trainworks.record.fence import AttemptFence
 from trainworks.record.metrics import CallbackTimes, EvaluationResult, MetricsRow, SlowestRank, append_metrics
 from trainworks.record.run_dir import RunDir
@@ -87,6 +87,14 @@ class Telemetry:
     def add_evaluation(self, result: EvaluationResult) -> None:
         """Take the result of the evaluation after the last step; it is the same on every rank."""
         self._steps[-1].evaluation = result
+
+    def note_texts(self, step: int, texts: Sequence[tuple[str, str]]) -> None:
+        """Record (rank 0) what an evaluation has the model write after each prompt."""
+        if dist.get_rank() == 0 and texts:
+            self._fence.check()
+            for prompt, text in texts:
+                event = SampleEvent(kind="sample", step=step, prompt=prompt, text=text, evaluation=True)
+                self.run_dir.note(event)
 
     def flush(self, mine: Agreement) -> Agreement:
         """Average the interval over the ranks, write it (rank 0), and agree."""

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -84,7 +84,12 @@ class _Rank:
 
 
 def train(
-    run_folder: str, data_folder: str, node: int, agent_pid: int, board: str | None = None, evaluation_folder: str = ""
+    run_folder: str,
+    data_folder: str,
+    node: int,
+    agent_pid: int,
+    board: str | None = None,
+    evaluation_folders: Mapping[str, Path] | None = None,
 ) -> None:
     """Entry of every rank, started by the node agent in a process forked from one that has torch imported.
 
@@ -100,7 +105,7 @@ def train(
     die_with(agent_pid)
     state.heartbeat.mark(Phase.STARTING)
     try:
-        data = DataFolders(Path(data_folder), Path(evaluation_folder) if evaluation_folder else None)
+        data = DataFolders(Path(data_folder), evaluation_folders or {})
         joined = _join(run_dir, data, node, state)
         trainer = _build(joined)
         _run(trainer, joined)
@@ -207,7 +212,7 @@ def _build(rank: _Rank) -> Trainer:
     mesh.check_links(device, _timeout(resolved, plan))
     state.heartbeat.mark(Phase.DATASET)
     opened = open_task(
-        workload, mesh, data_folder=rank.data.train, evaluation_folder=rank.data.evaluation, shape=plan.model
+        workload, mesh, data_folder=rank.data.train, evaluation_folders=rank.data.evaluation, shape=plan.model
     )
     parallel = _build_model(opened.task, mesh, timeline, rank)
     optimizer = state.optimizer = StepOptimizer(
@@ -249,7 +254,16 @@ def _build(rank: _Rank) -> Trainer:
         stop=rank.stop,
         heartbeat=state.heartbeat,
         callbacks=load_callbacks(workload.callbacks, Path(resolved.working_folder)),
-        evaluator=build_evaluator(workload, opened, parallel, device, timeline, state.heartbeat),
+        evaluator=build_evaluator(
+            workload,
+            opened,
+            parallel,
+            device,
+            timeline,
+            state.heartbeat,
+            data_folder=rank.data.train,
+            modules_folder=Path(resolved.working_folder),
+        ),
         finish_at=rank.finish_at,
     )
 

@@ -155,7 +155,7 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     return Trial(
         num_parameters=int(whole[0]),
         num_samples=len(opened.dataset),
-        held_out_samples=len(opened.held_out) if opened.held_out is not None else None,
+        held_out_samples=tuple(len(each) for each in opened.held_out.values()) or None,
         flops_per_sample=flops / layout.micro_batch,
         step_time=steps,
         baseline_bytes=baseline,

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from tests.fakes import processes
 from tests.plan.shapes import calibration, layout, shape, workload
 from trainworks.catalog.catalog import accelerator
+from trainworks.config.data import Evaluation
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.plan.run.plan import make_plan
 from trainworks.plan.run.processes import choose_processes
-from trainworks.plan.run.steps import num_steps, samples_left_out
+from trainworks.plan.run.steps import num_steps, planned_evaluation, samples_left_out
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import Plan
 
@@ -140,6 +141,28 @@ def test_evaluations_are_counted_and_their_time_is_part_of_the_run_time() -> Non
     assert (planned.count, planned.batches) == (4, 10)
     assert with_evaluation.run_time_s == pytest.approx(plan(350).run_time_s + planned.total_s)
     assert with_evaluation.step_time == plan(350).step_time
+
+
+def test_an_evaluation_of_several_sets_and_its_texts_take_the_time_of_all() -> None:
+    one, two = evaluated(steps=10), evaluated(split=None, data={"wiki": "wiki.txt", "code": "code.txt"}, steps=10)
+    texts = evaluated(steps=10, generate={"prompts": ["a", "b"], "tokens": 30})
+    assert one.evaluation is not None and two.evaluation is not None and texts.evaluation is not None
+    assert two.evaluation.batches == 2 * one.evaluation.batches == 20
+    assert two.evaluation.evaluation_s == pytest.approx(2 * one.evaluation.evaluation_s)
+    samples, chosen = workload().global_batch, texts.layout
+    forward_s = one.evaluation.batch_s * chosen.dp * chosen.pp / samples
+    assert texts.evaluation.evaluation_s == pytest.approx(one.evaluation.evaluation_s + 60 * forward_s)
+    counted = planned_evaluation(
+        Evaluation.model_validate(
+            {"every": "100 steps", "steps": 10, "data": {"wiki": "wiki.txt", "code": "code.txt"}}
+        ),
+        two.step_time,
+        global_batch=samples,
+        layout=chosen,
+        num_steps=350,
+        held_out_samples=(3 * samples - 1, 50 * samples),
+    )
+    assert counted is not None and counted.batches == 13
 
 
 def test_a_batch_of_an_evaluation_takes_less_than_half_of_a_step_and_at_least_its_forward() -> None:

@@ -14,6 +14,7 @@ from tests.worker.parallel.test_equivalence import LLAMA, MODELS, POSITIONS
 from tests.worker.ranks import on_ranks
 from trainworks.config.data import Evaluation
 from trainworks.config.layout import Layout, resolve_layout
+from trainworks.worker.callbacks import EvaluatedBatch, OwnMetrics
 from trainworks.worker.data.order import FullShuffle
 from trainworks.worker.evaluation import Evaluator
 from trainworks.worker.health.heartbeat import Heartbeat
@@ -56,14 +57,24 @@ def evaluator(parallel: Any, task: Any, dataset: HeldOut, setup: Setup, steps: i
     settings = Evaluation.model_validate({"split": 0.1, "every": "1 steps", "steps": steps})
     return Evaluator(
         settings,
-        dataset,
+        {"": dataset},
         task,
         parallel,
         global_batch=GLOBAL_BATCH,
         device=CPU,
         timeline=setup.timeline,
         heartbeat=Heartbeat(),
+        own=OwnMetrics({"measure": measure}, parallel.parts),
     )
+
+
+def measure(batch: EvaluatedBatch) -> dict[str, Any]:
+    """Figures whose mean over all labels any layout has to find."""
+    assert len(batch.labels), "a sample that fills up the last batch"
+    if batch.logits is not None:
+        assert batch.logits.argmax(-1).equal(batch.predictions)
+    right = batch.predictions == batch.labels
+    return {"right": (right.sum(), right.numel()), "nats": -batch.log_probabilities.mean()}
 
 
 def evaluate_decoder(config: DecoderConfig, layout: Any, precision: str) -> tuple[dict[str, Any], list[Any]]:
@@ -105,9 +116,11 @@ def layout_of(ranks: int, **degrees: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, float]:
-    """Held-out loss of every model on one process."""
+    """Held-out loss, and share of right tokens, of every model on one process."""
     one = layout_of(1, micro_batch=8)
-    return {name: on_ranks(1, evaluate_decoder, config, one, "fp32")[0][0]["loss"] for name, config in MODELS.items()}
+    found = {name: on_ranks(1, evaluate_decoder, config, one, "fp32")[0][0] for name, config in MODELS.items()}
+    rights = {f"right of {name}": result["figures"]["right"] for name, result in found.items()}
+    return {name: result["loss"] for name, result in found.items()} | rights
 
 
 @pytest.mark.parametrize(
@@ -131,6 +144,10 @@ def test_the_held_out_loss_is_that_of_one_process(
     assert {result["samples"] for result, _ in found} == {NUM_SAMPLES}
     assert len({result["loss"] for result, _ in found}) == 1, "ranks disagree"
     assert found[0][0]["loss"] == pytest.approx(whole[model], abs=1e-6)
+    figures = [result["figures"] for result, _ in found]
+    assert all(each == figures[0] for each in figures), "ranks disagree"
+    assert figures[0]["nats"] == pytest.approx(whole[model], abs=1e-6)
+    assert figures[0]["right"] == pytest.approx(whole[f"right of {model}"], abs=1e-6)
 
 
 def loss_by_hand(config: DecoderConfig) -> float:
@@ -185,10 +202,12 @@ def classify_by_hand() -> dict[str, float]:
     data = HeldOut(NUM_SAMPLES, labelled=True).gather(np.arange(NUM_SAMPLES), None)
     logits, labels = model(torch.from_numpy(data["x"])).logits, torch.from_numpy(data["labels"])
     right = (logits.argmax(-1) == labels).double().mean().item()
-    return {"loss": nn.functional.cross_entropy(logits, labels).item(), "accuracy": right, "samples": NUM_SAMPLES}
+    loss = nn.functional.cross_entropy(logits, labels).item()
+    return {"loss": loss, "accuracy": right, "samples": NUM_SAMPLES, "nats": loss, "right": right}
 
 
 def test_accuracy_counts_every_sample_once_without_dropout_and_with_the_statistics_of_all_ranks() -> None:
     first, second = on_ranks(2, evaluate_classifier, 2)
     assert first == second
+    first |= first.pop("figures")
     assert first == pytest.approx(classify_by_hand(), abs=1e-6)

@@ -36,12 +36,16 @@ def log(
         grad_norm: before clipping.
         tokens: tokens or samples per step, of all ranks together.
         eval_loss: on held-out data, after this step.
-        eval_accuracy: 0-1, beside `eval_loss`.
+        eval_accuracy: 0-1, beside `eval_loss` in the same call, or alone.
 
     >>> log(step=10, loss=2.31)
     """
     rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
-    if "TRAINWORKS_COMMAND" not in os.environ or rank != "0" or (loss is None and eval_loss is None):
+    if (
+        "TRAINWORKS_COMMAND" not in os.environ
+        or rank != "0"
+        or all(each is None for each in (loss, eval_loss, eval_accuracy))
+    ):
         return
     values = {"loss": loss, "lr": lr, "grad_norm": grad_norm, "tokens": tokens}
     values |= {"eval_loss": eval_loss, "eval_accuracy": eval_accuracy, "step": step, "t": time.time()}

@@ -11,7 +11,7 @@ from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
 from trainworks.plan.cost.energy import run_energy
 from trainworks.record.measured.step_anchor import AnchoredStep
-from trainworks.record.metrics import STEP_PARTS, EvaluationResult, MetricsRow, SlowestRank
+from trainworks.record.metrics import STEP_PARTS, EvaluationResult, MetricsRow, SlowestRank, named_figures
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.step_time import StepTimeGroups
 from trainworks.units import HOUR_S
@@ -227,6 +227,13 @@ _METRICS = (
     _metric("loss", _latest("loss"), "Loss of the last step, mean over the tokens, in nats.", "metrics.jsonl"),
     _metric("held_out_loss", _held_out("loss"), "Loss of the last evaluation on held-out data.", "metrics.jsonl"),
     _metric("held_out_accuracy", _held_out("accuracy"), "Accuracy of the last evaluation, 0 to 1.", "metrics.jsonl"),
+    _metric(
+        "held_out_figure",
+        lambda run: named_figures(run.evaluation[1]) if run.evaluation else {},
+        "Figure of the last evaluation by its name: `wiki/loss` of a set, where there are several.",
+        "metrics.jsonl",
+        label="name",
+    ),
     _metric(
         "held_out_step",
         lambda run: run.evaluation[0] if run.evaluation else None,

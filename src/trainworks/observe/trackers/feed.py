@@ -23,7 +23,7 @@ from trainworks.observe.following import hide_secrets, secrets_of
 from trainworks.observe.trackers.tracker import MetricPoint, TrackedRun, Tracker
 from trainworks.record.events.log import Event, read_events_from, read_lines_from
 from trainworks.record.manifest import checksum, complete_checkpoints
-from trainworks.record.metrics import EvaluationResult, MetricsRow
+from trainworks.record.metrics import EvaluationResult, MetricsRow, named_figures
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.usage import NodeUsage
@@ -125,13 +125,14 @@ def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
 
 
 def _evaluation_values(found: EvaluationResult, *, has_perplexity: bool) -> dict[str, float]:
-    """Held-out loss, perplexity of tokens, and accuracy where the task has one."""
-    values = {"eval/loss": found["loss"]}
-    if has_perplexity:
-        values["eval/perplexity"] = math.exp(min(found["loss"], _LARGEST_EXPONENT))
-    if "accuracy" in found:
-        values["eval/accuracy"] = found["accuracy"]
-    return values
+    """Held-out loss, perplexity of tokens, and accuracy where the task has one; with several sets those of each."""
+    values: dict[str, float] = {f"eval/{name}": found[name] for name in ("loss", "accuracy") if name in found}  # type: ignore[literal-required]
+    values |= {f"eval/{name}": value for name, value in named_figures(found).items()}
+    losses = {name: value for name, value in values.items() if name.endswith("/loss") and has_perplexity}
+    return values | {
+        f"{name.removesuffix('loss')}perplexity": math.exp(min(loss, _LARGEST_EXPONENT))
+        for name, loss in losses.items()
+    }
 
 
 def system_values(node: int, before: NodeUsage, now: NodeUsage) -> dict[str, float]:

@@ -63,6 +63,7 @@ class PlanRequest:
             self.evaluation,
             best.step_time,
             global_batch=self.global_batch,
+            layout=best.layout,
             num_steps=self.steps,
             held_out_samples=None,
         )

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from trainworks.config.data import Evaluation
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.optimizer import Optimizer
 from trainworks.config.recovery import Checkpoint
@@ -144,16 +145,21 @@ def common_notes(job: HandedJob, *, family: str, written: Iterable[str] = ()) ->
     keys += [
         f"checkpoint.{key}" for key in Checkpoint.model_fields if key not in usual and _is_set(run_file.checkpoint, key)
     ]
+    if workload.eval is not None:
+        own = ("metrics", "generate", "metric_of")
+        keys += [f"workload.eval.{key}" for key in own if _is_set(workload.eval, key)]
     keys += [f"cluster.{key}" for key in ("autoscale", "plugins") if _is_set(run_file.cluster, key)]
     notes = [f"`{key}` is not handed over" for key in keys]
     if job.job.software.framework != family:
         notes.append("layout and step time were planned for another kind of program: name this one in `software`")
+    if workload.eval is not None and len(workload.eval.sources) > 1:
+        notes.append("`eval.data` has several sets: give the program the one that counts")
     if workload.model.weights == "pretrained":
         notes.append("`model.weights: pretrained`: convert and load the checkpoint with the program's own tools")
     return notes
 
 
-def _is_set(block: RunFile | Workload | Checkpoint | Cluster, name: str) -> bool:
+def _is_set(block: RunFile | Workload | Evaluation | Checkpoint | Cluster, name: str) -> bool:
     field: Any = type(block).model_fields[name]
     return bool(getattr(block, name) != field.get_default(call_default_factory=True))
 

@@ -7,7 +7,7 @@ from a trial of one are planned.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -58,7 +58,7 @@ def make_plan(
     *,
     steps: int,
     samples_left_out: int = 0,
-    held_out_samples: int | None = None,
+    held_out_samples: Sequence[int] | None = None,
     compared: tuple[PlannedLayout, ...] = (),
     accelerator: Accelerator | None = None,
     support: ModelSupport = ANY_LAYOUT,
@@ -73,7 +73,7 @@ def make_plan(
         calibration: of this machine.
         steps: optimizer steps.
         samples_left_out: at the end of the last epoch.
-        held_out_samples: for evaluation; None where they are not counted.
+        held_out_samples: of each set for evaluation; None where they are not counted.
         compared: layouts among which this one was chosen.
         accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
         support: of the model by the worker.
@@ -116,8 +116,9 @@ def _plan(
     *,
     accelerator: Accelerator | None,
     save_s: float,
-    held_out_samples: int | None,
+    held_out_samples: Sequence[int] | None,
     num_steps: int,
+    layout: ResolvedLayout,
     checkpoint_bytes: int,
     **decided: Any,
 ) -> Plan:
@@ -139,6 +140,7 @@ def _plan(
         workload.eval,
         step_time,
         global_batch=workload.global_batch,
+        layout=layout,
         num_steps=num_steps,
         held_out_samples=held_out_samples,
     )
@@ -147,6 +149,7 @@ def _plan(
         num_steps=num_steps,
         tokens_per_step=workload.tokens_per_step,
         step_time=step_time,
+        layout=layout,
         checkpoint_bytes=checkpoint_bytes,
         checkpoint_every_steps=every_steps,
         checkpoint_every_s=every_s,
@@ -243,7 +246,7 @@ def make_measured_plan(
     processes: Processes,
     trial: Trial,
     *,
-    held_out_samples: int | None = None,
+    held_out_samples: Sequence[int] | None = None,
     accelerator: Accelerator | None = None,
 ) -> Plan:
     """The run as the trial went: step time and memory are measured, the sum over the steps is arithmetic."""

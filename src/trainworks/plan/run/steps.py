@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from trainworks.config.data import Data, Evaluation
+from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
 from trainworks.record.resolved import PlannedEvaluation
@@ -63,41 +67,48 @@ def planned_evaluation(
     step_time: StepTimeTerms | StepTimeGroups,
     *,
     global_batch: int,
+    layout: ResolvedLayout,
     num_steps: int,
-    held_out_samples: int | None,
+    held_out_samples: Sequence[int] | None,
 ) -> PlannedEvaluation | None:
     """Number and cost of the evaluations; None for a run that does not evaluate, or all of data that are not counted.
 
-        batches = eval.steps, at most ceil(held-out samples / global batch)
+        batches = sum over the held-out sets of eval.steps, at most ceil(samples of the set / global batch)
         batch_s = forward + host + (head + tp + cp + ep + pp + dp) / 3 + bubble / 3
+        generation_s = prompts * tokens * batch_s * dp * pp / global_batch
 
-    Of a step that was measured by group, a third of compute and communication is the forward.
+    A token of a generated text takes the forward of one sequence, which passes the pipeline stages one by one. Of a
+    step that was measured by group, a third of compute and communication is the forward.
 
     Args:
         settings: `workload.eval` of the run file.
         step_time: of a training step, predicted or measured.
         global_batch: samples of a step.
+        layout: of the run.
         num_steps: of the run.
-        held_out_samples: None where they are not counted yet; `eval.steps` then says it alone.
+        held_out_samples: of each set; None where they are not counted yet; `eval.steps` then says it alone.
     """
     if settings is None:
         return None
-    available = None if held_out_samples is None else -(-held_out_samples // global_batch)
-    if settings.steps == "all":
-        if available is None:
-            return None
-        batches = available
-    else:
-        batches = settings.steps if available is None else min(settings.steps, available)
+    available = [math.inf] * max(1, len(settings.sources))
+    if held_out_samples is not None:
+        available = [-(-samples // global_batch) for samples in held_out_samples]
+    if settings.steps == "all" and held_out_samples is None:
+        return None
+    most = math.inf if settings.steps == "all" else settings.steps
+    batches = int(sum(min(each, most) for each in available))
     every, time = settings.every_steps, step_time
     if isinstance(time, StepTimeGroups):
         batch_s = time.data_s + _FORWARD_SHARE * (time.compute_s + time.communication_s)
     else:
         both_ways = time.head_s + time.tp_s + time.cp_s + time.ep_s + time.pp_s + time.dp_s + time.bubble_s
         batch_s = time.forward_s + time.host_s + _FORWARD_SHARE * both_ways
+    texts = settings.generate
+    forwards = len(texts.prompts) * texts.tokens if texts else 0
     return PlannedEvaluation(
         every_steps=every,
         count=num_steps // every + (num_steps % every > 0),
         batches=batches,
         batch_s=batch_s,
+        generation_s=forwards * batch_s * layout.dp * layout.pp / global_batch,
     )

@@ -224,6 +224,8 @@ class SampleEvent(Stamp):
     step: int
     prompt: str
     text: str
+    evaluation: NotRequired[bool]
+    """Written by an evaluation, and not at the end of the run."""
 
 
 class FinishedEvent(Stamp):

@@ -24,7 +24,7 @@ from trainworks.recover.restarts import failures_survived
 from trainworks.report.runs.part import ReportPart
 from trainworks.units import HOUR_S, format_bytes, format_duration, format_quantity
 
-Unit = Literal["s", "bytes", "per_s", "ratio", "Wh", "USD", "count"]
+Unit = Literal["s", "bytes", "per_s", "ratio", "Wh", "USD", "count", "value"]
 AGREEMENT = 0.05
 _MOST_SLOW = 0.2
 """Share of steps above an 80 % interval from which the report names it; a tenth is expected. An assumption."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+from pydantic import Field
 
 from trainworks.record.events.log import Event
 from trainworks.record.history import returns_of
-from trainworks.record.metric_columns import Floats, MetricColumns, thinned
+from trainworks.record.metric_columns import Floats, MetricColumns, Steps, thinned
 from trainworks.report.runs.part import ReportPart
 
 MAX_POINTS = 1500
@@ -33,7 +35,9 @@ class Curves(ReportPart):
     loss: tuple[Line, ...]
     tokens_per_s: tuple[Line, ...]
     eval_loss: tuple[Point, ...] = ()
-    """Held-out loss of the effective steps that evaluated."""
+    """Held-out loss of the effective steps that evaluated; with several sets of the one that decides."""
+    held_out: dict[str, tuple[Point, ...]] = Field(default_factory=dict)
+    """Named figures of the same evaluations, such as `wiki/loss`."""
 
 
 def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
@@ -54,7 +58,16 @@ def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
         loss=lines(steps["loss"]),
         tokens_per_s=lines(tokens_per_s),
         eval_loss=_thin(step[evaluated], steps["eval_loss"][evaluated]),
+        held_out=_named(steps.where(evaluated)),
     )
+
+
+def _named(evaluated: Steps) -> dict[str, tuple[Point, ...]]:
+    found: defaultdict[str, list[Point]] = defaultdict(list)
+    for step, figures in evaluated.held_out_figures():
+        for name, value in figures.items():
+            found[name].append((step, value))
+    return {name: _thin(*np.array(points).T) for name, points in found.items()}
 
 
 def _thin(steps: Floats, values: Floats) -> tuple[Point, ...]:

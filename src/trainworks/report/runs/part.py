@@ -32,7 +32,7 @@ def printable(value: object) -> str:
 
 
 def format_amount(value: float | None, unit: str) -> str:
-    """A value in its unit (`s`, `bytes`, `per_s`, `ratio`, `Wh`, `USD`, `count`); a dash when there is none.
+    """A value in its unit (`s`, `bytes`, `per_s`, `ratio`, `Wh`, `USD`, `count`, `value`); a dash when there is none.
 
     >>> format_amount(0.031, "s"), format_amount(0.4213, "ratio"), format_amount(None, "s")
     ('31 ms', '42.1 %', '-')
@@ -41,6 +41,8 @@ def format_amount(value: float | None, unit: str) -> str:
         return MISSING
     if unit == "ratio":
         return format_percent(value)
+    if unit == "value":
+        return f"{value:.4g}"
     if unit == "Wh":
         return format_quantity(value, unit)
     if unit == "count":

@@ -142,10 +142,22 @@ def _figures(first: Report, second: Report) -> Iterator[ComparedFigure]:
     for field, name, unit in _MEASURED:
         one, other = (getattr(each, field).measured if each else None for each in (a, b))
         yield ComparedFigure(name=name, unit=unit, first=one, second=other)
+    mine_held_out, others_held_out = _held_out(first), _held_out(second)
+    for name in dict.fromkeys([*mine_held_out, *others_held_out]):
+        yield ComparedFigure(
+            name=f"held-out {name}", unit="value", first=mine_held_out.get(name), second=others_held_out.get(name)
+        )
     yield ComparedFigure(name="wall clock", unit="s", first=first.wall_clock_s, second=second.wall_clock_s)
     yield ComparedFigure(
         name="runtime goodput", unit="ratio", first=first.runtime_goodput, second=second.runtime_goodput
     )
+
+
+def _held_out(report: Report) -> dict[str, float | None]:
+    """Loss and accuracy of the last evaluation, and its named figures."""
+    if (found := report.evaluations) is None:
+        return {}
+    return {"loss": found.last.loss, "accuracy": found.last.accuracy, **found.last.figures}
 
 
 def _planned(comparison: Comparison | None) -> float | None:

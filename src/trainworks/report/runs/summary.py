@@ -408,7 +408,7 @@ def _faults(history: History) -> tuple[Fault, ...]:
 
 
 def _sample(history: History) -> Sample | None:
-    events = history.of_kind(training.SampleEvent)
+    events = [event for event in history.of_kind(training.SampleEvent) if not event.get("evaluation")]
     if not events:
         return None
     last = events[-1]

@@ -13,9 +13,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -153,8 +153,9 @@ class DataFolders:
     """Prepared data of a run on this machine."""
 
     train: Path
-    evaluation: Path | None = None
-    """None for a run that does not evaluate, and for a module, whose file reads the data."""
+    evaluation: Mapping[str, Path] = field(default_factory=dict)
+    """Folders by the name of the held-out set; none for a run that does not evaluate, and for a module, whose file
+    reads the data."""
 
 
 @contextmanager

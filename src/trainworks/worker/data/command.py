@@ -86,8 +86,8 @@ def _prepare(request: Mapping[str, Any]) -> Mapping[str, object]:
     held_out = prepare_evaluation(data, evaluation, folder, cache, _Printer())
     return _facts(card) | {
         "template": template_origin(folder),
-        "held_out": str(held_out) if held_out else None,
-        "held_out_samples": num_samples(held_out, data) if held_out else None,
+        "held_out": {name: str(each) for name, each in held_out.items()},
+        "held_out_samples": {name: num_samples(each, data) for name, each in held_out.items()},
         "folder": to or str(folder),
         "num_tokens": num_tokens(folder),
         "seconds": time.monotonic() - started,

@@ -30,8 +30,10 @@ def num_samples(folder: Path, data: Data) -> int:
 
 def prepare_evaluation(
     data: Data, evaluation: Evaluation | None, train: Path, cache: Path, progress: Progress = lambda done, total: None
-) -> Path | None:
-    """The folder of held-out data, tokenized and rendered as those in `train`; None for a run that does not evaluate.
+) -> dict[str, Path]:
+    """Folders of held-out data by the name of their set, tokenized and rendered as those in `train`.
+
+    There is one of an empty name for a run with a single set, and no folder for one that does not evaluate.
 
     Raises:
         UsageError: no documents are held out, the source names no files, or it was prepared in another way than the
@@ -40,18 +42,18 @@ def prepare_evaluation(
         DiskFullError: no space for the shards.
     """
     if evaluation is None:
-        return None
+        return {}
     tokenization = None if data.image_size is not None else Tokenization.read(train)
     if evaluation.split is not None:
         side = Side(evaluation.split, held_out=True)
-        return prepare(data, cache, progress, side=side, tokenization=tokenization)[0]
-    if evaluation.data is None:
-        return None
-    held_out = data.model_copy(update={"source": (evaluation.data,), "column": None, "split": None})
-    folder, _ = prepare(held_out, cache, progress, tokenization=tokenization)
-    if tokenization is not None:
-        _check_alike(folder, train)
-    return folder
+        return {"": prepare(data, cache, progress, side=side, tokenization=tokenization)[0]}
+    folders = {}
+    for name, source in evaluation.sources.items():
+        held_out = data.model_copy(update={"source": (source,), "column": None, "split": None})
+        folders[name], _ = prepare(held_out, cache, progress, tokenization=tokenization)
+        if tokenization is not None:
+            _check_alike(folders[name], train)
+    return folders
 
 
 def _check_alike(held_out: Path, train: Path) -> None:

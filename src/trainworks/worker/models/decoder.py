@@ -228,6 +228,8 @@ class OutputHead(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.loss: Callable[[Tensor, Tensor, Tensor], Tensor] = ChunkedCrossEntropy()
+        self.watch: Callable[..., None] | None = None
+        """Called in evaluation with what the model predicts."""
         self.gather_positions: Callable[[Tensor], Tensor] = _identity
         self.gather_logits: Callable[[Tensor], Tensor] = _identity
 
@@ -240,6 +242,8 @@ class OutputHead(nn.Module):
         """See `Decoder.forward`."""
         x_BTD = self.gather_positions(x_BTD)
         if labels_BT is not None:
+            if self.watch is not None and isinstance(self.loss, ChunkedCrossEntropy):
+                self.watch(*self.loss.predictions(x_BTD.flatten(0, 1), weight_VD, labels_BT.flatten()))
             return self.loss(x_BTD.flatten(0, 1), weight_VD, labels_BT.flatten())
         return self.gather_logits(F.linear(x_BTD if at is None else x_BTD[:, at], local_part(weight_VD)))
 

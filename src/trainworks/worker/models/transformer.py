@@ -26,7 +26,7 @@ from trainworks.config.finetune import Adapter
 from trainworks.config.model import Model
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.record.model_shape import ModelShape
-from trainworks.worker.loss import IGNORED
+from trainworks.worker.loss import IGNORED, predictions_of_logits
 from trainworks.worker.models.adapters import adapt
 from trainworks.worker.models.decoder import Decoder, PackedTokens
 from trainworks.worker.models.families import adaptable_decoder, balance_weight, decoder_config, described_decoder
@@ -73,6 +73,8 @@ class CausalTransformer(nn.Module):
         self._balance = balance_weight(config)
         self.loss: Callable[[Tensor, Tensor], Tensor] = _mean_cross_entropy
         """Logits [N, V] and labels [N] to the loss."""
+        self.watch: Callable[..., None] | None = None
+        """Called in evaluation with what the model predicts."""
 
     def keep_stage(self, layers: range, *, first: bool, last: bool) -> None:
         """Keep the layers of one pipeline stage; `first` has what comes before all layers, and `last` what comes after.
@@ -148,6 +150,8 @@ class CausalTransformer(nn.Module):
         logits_BTV: Tensor = output.logits
         if labels_BT is None:
             return logits_BTV if at is None else logits_BTV[:, at]
+        if self.watch is not None:
+            self.watch(*predictions_of_logits(logits_BTV.flatten(0, 1), labels_BT.flatten()))
         loss = self.loss(logits_BTV.flatten(0, 1), labels_BT.flatten())
         if self._balance and torch.is_grad_enabled():
             balance = self._balance * output.aux_loss

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, logsigmoid
 
@@ -313,11 +314,33 @@ def _return_log_probabilities(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def generate(parallel: Parallel, data_folder: Path, prompt: str, *, window: int, device: torch.device) -> str:
-    """The continuation of a prompt, sampled from the 20 likeliest tokens at temperature 0.7 until the document ends.
+def generate(
+    parallel: Parallel,
+    data_folder: Path,
+    prompt: str,
+    *,
+    window: int,
+    device: torch.device,
+    most_tokens: int = _MOST_TOKENS,
+    temperature: float = _TEMPERATURE,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> str:
+    """The continuation of a prompt, sampled from the 20 likeliest tokens until the document ends.
 
-    It has at most 160 tokens. `window` is T, the tokens of context that the model sees. Every rank calls it with the
-    same seed and takes part in every forward, as sharded parameters need.
+    Every rank calls it and takes part in every forward, as sharded parameters need. The token is that of rank 0, so
+    that all end at the same one.
+
+    Args:
+        parallel: the model.
+        data_folder: prepared data, whose tokenizer the model has.
+        prompt: text that the model continues.
+        window: T, the tokens of context that the model sees.
+        device: of the model.
+        most_tokens: of the continuation.
+        temperature: 0 takes the likeliest token.
+        seed: of the draws.
+        progress: called for every token.
     """
     tokenizer = Tokenization.read(data_folder).tokenizer
     end = end_of_text(tokenizer)
@@ -326,11 +349,15 @@ def generate(parallel: Parallel, data_folder: Path, prompt: str, *, window: int,
     for part in parallel.parts:
         part.eval()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for _ in range(_MOST_TOKENS):
+        torch.manual_seed(seed)
+        for _ in range(most_tokens):
+            progress()
             logits_BV = parallel.next_token_logits(torch.tensor([tokens[-window:]], device=device))
             logits, indices = logits_BV.float().cpu()[0].topk(_TOP_K)
-            chosen = int(indices[torch.multinomial(torch.softmax(logits / _TEMPERATURE, 0), 1)])
+            drawn = torch.multinomial(torch.softmax(logits / temperature, 0), 1) if temperature else logits.argmax(0)
+            agreed = indices[drawn].view(1).to(device)
+            dist.broadcast(agreed, src=0)
+            chosen = int(agreed)
             if chosen == end:
                 break
             tokens.append(chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import default_collate
 
+from trainworks.config.data import Evaluation, is_set_name
 from trainworks.config.run_file import Workload
-from trainworks.errors import LayoutError, UsageError
+from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.data.card import first_card
 from trainworks.worker.data.opening import open_dataset
@@ -40,8 +41,8 @@ class OpenedTask:
     dataset: Dataset
     build_optimizer: Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer] | None = None
     """A module's own; that of the run file otherwise."""
-    held_out: Dataset | None = None
-    """What the run is evaluated on; None for a run that does not evaluate."""
+    held_out: Mapping[str, Dataset] = field(default_factory=dict)
+    """What the run is evaluated on, by the name of the set; none for a run that does not evaluate."""
 
 
 def open_task(
@@ -49,7 +50,7 @@ def open_task(
     mesh: Mesh,
     *,
     data_folder: Path | None,
-    evaluation_folder: Path | None = None,
+    evaluation_folders: Mapping[str, Path] | None = None,
     shape: ModelShape | None = None,
 ) -> OpenedTask:
     """The task of a workload, with its prepared data and held-out data where it has any.
@@ -61,8 +62,11 @@ def open_task(
     """
     if workload.task == "module":
         own = ModuleTask(workload, mesh.layout.micro_batch)
-        return OpenedTask(own, own.dataset, own.user.build_optimizer, own.held_out() if workload.eval else None)
+        return OpenedTask(
+            own, own.dataset, own.user.build_optimizer, own.held_out(workload.eval) if workload.eval else {}
+        )
     assert data_folder is not None
+    folders = evaluation_folders or {}
     if workload.task == "causal-lm":
         card = first_card(data_folder)[0]
         packed = card.marked and not card.one_per_row
@@ -70,7 +74,7 @@ def open_task(
         task = PreferenceTuning(workload, language) if workload.preference else language
         if shape is None or not shape.is_described:
             language.check_room(card.vocabulary)
-        held_out = open_dataset(evaluation_folder, workload.data) if evaluation_folder else None
+        held_out = {name: open_dataset(folder, workload.data) for name, folder in folders.items()}
         return OpenedTask(task, open_dataset(data_folder, workload.data), held_out=held_out)
     from trainworks.worker.tasks.transformer_tasks import (  # noqa: PLC0415  # imports `transformers`
         ImageClassification,
@@ -79,8 +83,7 @@ def open_task(
 
     kind = MaskedLanguageModeling if workload.task == "masked-lm" else ImageClassification
     other = kind(workload, data_folder, mesh.layout.micro_batch)
-    held_out = other.held_out(evaluation_folder) if evaluation_folder else None
-    return OpenedTask(other, other.dataset, held_out=held_out)
+    return OpenedTask(other, other.dataset, held_out={name: other.held_out(folder) for name, folder in folders.items()})
 
 
 class MapStyleDataset:
@@ -173,11 +176,11 @@ class ModuleTask:
         self._sow()
         self.dataset = MapStyleDataset(self.user.build_dataset(), self.user.place_of("build_dataset"))
 
-    def held_out(self) -> MapStyleDataset:
-        """What `build_eval_dataset` of the file returns.
+    def held_out(self, settings: Evaluation) -> dict[str, MapStyleDataset]:
+        """What `build_eval_dataset` of the file returns: a dataset, or several by name.
 
         Raises:
-            UsageError: the file has no such function, or returns no dataset.
+            UsageError: the file has no such function, returns no dataset, or none of the name that decides.
         """
         build = self.user.build_eval_dataset
         if build is None:
@@ -187,7 +190,15 @@ class ModuleTask:
                 hint="define `build_eval_dataset()` beside `build_dataset()`",
             )
         self._sow()
-        return MapStyleDataset(build(), self.user.place_of("build_eval_dataset"))
+        built, place = build(), self.user.place_of("build_eval_dataset")
+        sets = dict(built) if isinstance(built, Mapping) and built and all(map(is_set_name, built)) else {"": built}
+        if settings.metric_of is not None and settings.metric_of not in sets:
+            raise UsageError(
+                f"`build_eval_dataset` returns no set `{settings.metric_of}`, which `eval.metric_of` names",
+                place=place,
+                hint=suggest(settings.metric_of, [name for name in sets if name], otherwise="return sets by name"),
+            )
+        return {name: MapStyleDataset(dataset, place) for name, dataset in sets.items()}
 
     def build(self, setup: Setup) -> Parallel:
         """The model that the file builds, from the same seed on every rank."""
@@ -257,6 +268,8 @@ class _Objective(nn.Module):
         self.model = model
         self._user = user
         self._dataset = dataset
+        self.watch: Callable[..., None] | None = None
+        """Called in evaluation with the model and its batch."""
 
     def forward(self, batch: Mapping[str, Tensor], _: Tensor) -> Tensor:
         item = self._dataset.to_item(batch)
@@ -267,6 +280,8 @@ class _Objective(nn.Module):
         else:
             loss = self.model(*item) if isinstance(item, tuple) else self.model(item)
         if isinstance(loss, Tensor) and loss.numel() == 1:
+            if self.watch is not None:
+                self.watch(self.model, item)
             return loss
         what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
         raise UsageError(

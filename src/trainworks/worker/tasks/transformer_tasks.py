@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from trainworks.worker.data.opening import open_dataset
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.data.tokenization import Tokenization, end_of_text
 from trainworks.worker.data.tokens import MaskedTokens
+from trainworks.worker.loss import predictions_of_logits
 from trainworks.worker.models.support import loaded_config
 from trainworks.worker.models.transformer import blocks_of
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
@@ -127,6 +128,8 @@ class _Objective(nn.Module):
         super().__init__()
         self.model = model
         self._argument = argument
+        self.watch: Callable[..., None] | None = None
+        """Called in evaluation with what the model predicts."""
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
@@ -138,6 +141,8 @@ class _Objective(nn.Module):
         loss = nn.functional.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
         if self.training:
             return loss
+        if self.watch is not None:
+            self.watch(*predictions_of_logits(logits.flatten(0, -2), labels.flatten()))
         return torch.stack([loss, (logits.argmax(-1) == labels).sum().float()])
 
 

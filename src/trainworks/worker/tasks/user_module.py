@@ -49,8 +49,19 @@ class UserModule:
 
     def place_of(self, name: str) -> str:
         """`file:line` of one of its functions."""
-        code = getattr(inspect.unwrap(getattr(self._module, name)), "__code__", None)
-        return f"{self._module.__file__}:{code.co_firstlineno if code else 1}"
+        return place_of(getattr(self._module, name), str(self._module.__file__))
+
+
+def place_of(function: Callable[..., Any], file: str | None = None) -> str:
+    """`file:line` of a function; a file is named for what has no code of its own."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{file or (code.co_filename if code else function)}:{code.co_firstlineno if code else 1}"
+
+
+def search_first(folder: Path | None) -> None:
+    """Look in a folder for modules before the installed packages."""
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
 
 
 def load_user_module(path: Path) -> UserModule:
@@ -70,7 +81,7 @@ def load_user_module(path: Path) -> UserModule:
     except SyntaxError as error:
         raise UsageError(f"SyntaxError: {error.msg}", place=f"{error.filename}:{error.lineno}") from error
     except Exception as error:
-        raise _blamed(error, f"{path}:1") from error
+        raise blamed(error, f"{path}:1") from error
     for name in (*_REQUIRED, *_OPTIONAL):
         if not callable(getattr(module, name, None)) and (name in _REQUIRED or hasattr(module, name)):
             raise UsageError(
@@ -96,9 +107,9 @@ def import_user_module(name: str) -> ModuleType:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             hint = "modules are found in the folder that the run was started in, and among installed packages"
             raise UsageError(f"module `{error.name}` not found", hint=hint) from None
-        raise _blamed(error, name) from error
+        raise blamed(error, name) from error
     except Exception as error:
-        raise _blamed(error, name) from error
+        raise blamed(error, name) from error
 
 
 def place_in_user_code(error: BaseException) -> str | None:
@@ -110,7 +121,8 @@ def place_in_user_code(error: BaseException) -> str | None:
     return place
 
 
-def _blamed(error: BaseException, place: str) -> UsageError:
+def blamed(error: BaseException, place: str) -> UsageError:
+    """The error of a user's code, at its innermost line there; at `place` where that is not known."""
     found = place_in_user_code(error) or place
     text = (str(error).strip() or "no message").splitlines()[0]
     return UsageError(f"{type(error).__name__}: {text}", place=found)
