@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainworks.config.spec import Spec
+from trainworks.config.spec import PathText, Spec
 
 LossOn = Literal["answers", "all"]
 TooLong = Literal["cut", "drop", "refuse"]
@@ -29,6 +30,13 @@ class Chat(Spec):
 class Adapter(Spec):
     """Low-rank adapters (LoRA, Hu et al. 2021) of linear layers: W x + alpha / rank * B A x, with W frozen."""
 
+    folder: PathText | None = None
+    """Folder of an exported adapter, of Trainworks or of `peft`, that training goes on from. The other keys are then
+    those of its `adapter_config.json`; `base` and `dropout` may differ."""
+    use_dora: bool = False
+    """Train the norm of each row of the weight apart from its direction (DoRA, Liu et al. 2024): m V / |V| x with
+    V = W + alpha / rank * B A, where m begins as |W|."""
+
     rank: Annotated[int, Field(ge=1, le=LARGEST_ADAPTER_RANK)] = 16
     """Rows of A and columns of B."""
     alpha: Annotated[float, Field(gt=0)] = 32.0
@@ -41,6 +49,12 @@ class Adapter(Spec):
     base: Literal["auto", "fp32", "bf16", "nf4"] = "auto"
     """Format of the frozen weights: bf16 with `precision: bf16`, else fp32. nf4 keeps the linear layers of the blocks
     in 4 bits (QLoRA, Dettmers et al. 2023)."""
+
+    @property
+    def title(self) -> str:
+        """Kind and rank, and the name of the adapter that training goes on from."""
+        start = f", trained on from `{Path(self.folder).name}`" if self.folder else ""
+        return f"{'DoRA' if self.use_dora else 'LoRA'} of rank {self.rank}{start}"
 
 
 class Preference(Spec):
