@@ -1,4 +1,4 @@
-"""An exported adapter is read without torch: what training goes on with, and what it cannot go on from."""
+"""An exported adapter is read without torch: what training continues with, and what it cannot continue from."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_files_that_cannot_be_read_are_refused_in_one_sentence(tmp_path, damage)
         "absent": config.unlink,
         "file": weights.unlink,
     }[damage]()
-    with pytest.raises(UsageError, match="cannot go on from the adapter in"):
+    with pytest.raises(UsageError, match="cannot continue from the adapter in"):
         continued(Adapter(folder=str(folder)))
 
 

@@ -1,4 +1,4 @@
-"""Training goes on from an exported adapter as `peft` goes on from it, under any layout; bad files are refused."""
+"""Training continues from an exported adapter as `peft` continues from it, under any layout; bad files are refused."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def from_folder(folder: Path, **changes: Any) -> dict[str, Any]:
     ("adapter", "family", "layout"),
     [(LORA, "llama", "shards"), (DORA, "gemma", "pipeline"), (DORA, "llama", "tensor"), (LORA, "gpt2", "replicas")],
 )
-def test_training_goes_on_from_an_adapter_of_peft(tune, checkpoint, tmp_path, adapter, family, layout):
+def test_training_continues_from_an_adapter_of_peft(tune, checkpoint, tmp_path, adapter, family, layout):
     folder = adapter_of_peft(checkpoint(family), adapter, tmp_path / "first")
     run = tune(family, adapter=from_folder(folder), layout=LAYOUTS[layout])
     assert run.train() == [0, 0]

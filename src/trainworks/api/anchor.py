@@ -220,7 +220,7 @@ def anchored_workload(workload: Workload, source: Source | None) -> Workload:
 
     Raises:
         UsageError: a source has no files, a module no file, the checkpoint no folder, pretrained weights have no
-            tokenizer, or training cannot go on from the adapter.
+            tokenizer, or training cannot continue from the adapter.
         MissingExtraError: its data need a package.
     """
     try:
@@ -240,10 +240,10 @@ def anchored_workload(workload: Workload, source: Source | None) -> Workload:
 
 
 def continued_adapter(workload: Workload, source: Source | None) -> Adapter | None:
-    """The adapter of a workload, as the folder describes it that training goes on from; None without one.
+    """The adapter of a workload, as the folder describes it that training continues from; None without one.
 
     Raises:
-        UsageError: training cannot go on from it.
+        UsageError: training cannot continue from it.
     """
     try:
         return continued(workload.adapter) if workload.adapter else None

@@ -33,7 +33,7 @@ def continued(adapter: Adapter) -> Adapter:
     """An adapter as its `folder` describes it, with an absolute path; one without a folder as it is.
 
     Raises:
-        UsageError: the folder has no adapter that training can go on from, or the run file contradicts it.
+        UsageError: the folder has no adapter that training can continue from, or the run file contradicts it.
     """
     if adapter.folder is None:
         return adapter
@@ -53,7 +53,11 @@ def continued(adapter: Adapter) -> Adapter:
                 f"`{key}` is {getattr(adapter, key)}, and {getattr(found, key)} in `{folder}`",
                 hint=f"leave `{key}` out: it is that of the folder",
             )
-    if adapter.targets and not _same_layers(adapter.targets, found.targets):
+    named = [(short, name) for short in adapter.targets for name in found.targets if f".{name}".endswith(f".{short}")]
+    if adapter.targets and [set(each) for each in zip(*named, strict=True)] != [
+        set(adapter.targets),
+        set(found.targets),
+    ]:
         raise UsageError(
             f"`targets` are {', '.join(adapter.targets)}, and {', '.join(found.targets)} in `{folder}`",
             hint="leave `targets` out: they are those of the folder",
@@ -63,14 +67,8 @@ def continued(adapter: Adapter) -> Adapter:
 
 
 def _refusal(folder: Path, why: str) -> UsageError:
-    hint = "training goes on from LoRA and DoRA of linear layers, as `trainworks export` and `peft` write them"
-    return UsageError(f"cannot go on from the adapter in `{folder}`: {why}", hint=hint)
-
-
-def _same_layers(written: tuple[str, ...], found: tuple[str, ...]) -> bool:
-    """Whether each name of either is, or ends with, one of the other."""
-    pairs = [(one, other) for one in written for other in found if f".{other}".endswith(f".{one}")]
-    return {one for one, _ in pairs} == set(written) and {other for _, other in pairs} == set(found)
+    hint = "training continues from LoRA and DoRA of linear layers, as `trainworks export` and `peft` write them"
+    return UsageError(f"cannot continue from the adapter in `{folder}`: {why}", hint=hint)
 
 
 def _config(folder: Path) -> dict[str, Any]:

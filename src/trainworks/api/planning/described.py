@@ -243,7 +243,7 @@ class PlannedModel:
     vocabulary_note: str | None = None
     """The vocabulary that the run file leaves out and the plan takes; None where it is given."""
     adapter: Adapter | None = None
-    """That of the run file, or of the folder that it goes on from."""
+    """That of the run file, or of the folder that it continues from."""
 
     def job(self, workload: Workload, cluster: ClusterDescription) -> AnyJob:
         """The model trained on a cluster."""
@@ -261,7 +261,7 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
 
     Raises:
         UsageError: the workload is missing, the preset is unknown, the model has too few positions for the sequences,
-            the training is counted in epochs, or it cannot go on from its adapter.
+            the training is counted in epochs, or it cannot continue from its adapter.
         EnvironmentProblem: the model's config cannot be read.
     """
     workload = run_file.workload

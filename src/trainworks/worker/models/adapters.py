@@ -146,7 +146,8 @@ def _row_norms(layer: nn.Module, scale: float) -> Tensor:
     """
     assert isinstance(layer.lora_A, nn.Linear) and isinstance(layer.lora_B, nn.Linear)
     whole = frozen_weight(layer)
-    w, a, b = (_local(each) for each in (whole, layer.lora_A.weight, layer.lora_B.weight))
+    weights = (whole, layer.lora_A.weight, layer.lora_B.weight)
+    w, a, b = (each.to_local() if isinstance(each, DTensor) else each for each in weights)
     with torch.autocast(w.device.type, enabled=False):
         a, b = a.float(), b.float()
         crossed = ((w @ a.T.to(w.dtype)).float() * b).sum(1)
@@ -157,10 +158,6 @@ def _row_norms(layer: nn.Module, scale: float) -> Tensor:
         squares = DTensor.from_local(squares, whole.device_mesh, [cut], run_check=False)
         squares = squares.redistribute(placements=[Replicate() if cut == Partial() else cut])
     return squares.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
-
-
-def _local(weight: Tensor) -> Tensor:
-    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def frozen_weight(layer: nn.Module) -> Tensor:
