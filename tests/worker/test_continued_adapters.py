@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import constants
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -92,6 +93,35 @@ def test_a_killed_run_from_an_adapter_resumes_bit_for_bit(tune, checkpoint, tmp_
     killed.train(until=killed.a_checkpoint_is_complete)
     assert killed.train() == [0, 0]
     assert killed.curve() == whole.curve()
+
+
+def test_magnitudes_and_dropout_are_those_of_peft():
+    """Whose frozen product, too, has the inputs that dropout leaves, and whose bias has no magnitude."""
+    torch.manual_seed(3)
+    ours = torch.nn.Sequential(torch.nn.Linear(12, 8))
+    settings = {"r": 2, "lora_alpha": 6, "lora_dropout": 0.5, "use_dora": True, "target_modules": ["0"]}
+    theirs = get_peft_model(copy.deepcopy(ours), LoraConfig(**settings)).train()
+    adapt(ours, [ours], Adapter(rank=2, alpha=6.0, dropout=0.5, use_dora=True), precision="fp32")
+    layer, peft_layer = ours[0], theirs.base_model.model[0]
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.rand(parameter.shape) + 0.5)
+        layer.lora_A.weight.copy_(peft_layer.lora_A["default"].weight)
+        layer.lora_B.weight.copy_(peft_layer.lora_B["default"].weight)
+        layer.lora_magnitude_vector.copy_(peft_layer.lora_magnitude_vector["default"].weight)
+    x, outputs = torch.rand(5, 12), []
+    for model in (ours, theirs):
+        torch.manual_seed(4)
+        outputs.append(model(x))
+        outputs[-1].square().sum().backward()
+    assert torch.allclose(outputs[0], outputs[1], atol=1e-5)
+    for own, other in (
+        (layer.lora_A.weight, peft_layer.lora_A["default"].weight),
+        (layer.lora_B.weight, peft_layer.lora_B["default"].weight),
+        (layer.lora_magnitude_vector, peft_layer.lora_magnitude_vector["default"].weight),
+    ):
+        assert torch.allclose(own.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,8 @@ def continued(adapter: Adapter) -> Adapter:
                 hint=f"leave `{key}` out: it is that of the folder",
             )
     named = [(short, name) for short in adapter.targets for name in found.targets if f".{name}".endswith(f".{short}")]
-    if adapter.targets and [set(each) for each in zip(*named, strict=True)] != [
-        set(adapter.targets),
-        set(found.targets),
-    ]:
+    both = [set(adapter.targets), set(found.targets)]
+    if adapter.targets and [set(each) for each in zip(*named, strict=True)] != both:
         raise UsageError(
             f"`targets` are {', '.join(adapter.targets)}, and {', '.join(found.targets)} in `{folder}`",
             hint="leave `targets` out: they are those of the folder",

@@ -23,8 +23,6 @@ from trainworks.record.model_shape import ModelShape
 
 _NF4_BYTES = 0.5 + 4 / 64
 """Per weight: a code of 4 bits, and a scale in fp32 for each block of 64."""
-
-
 _MAGNITUDE_PASSES = {2: (12.0, 34.0), 4: (8.0, 24.0)}
 """Bytes that magnitudes move per output in forward and backward, by the bytes of an activation, of which they make
 fp32: z, gain and cast in forward, the gradients of both in backward. Counted in eager torch, not measured on a GPU."""
@@ -144,7 +142,7 @@ def _scaled_values(shape: ModelShape, layouts: Layouts, adapter: Adapter, length
     """Outputs of a block that magnitudes scale, of one micro-batch on one rank; 0 without DoRA."""
     sizes = _adapted_sizes(shape, adapter)
     per_token = sum(
-        (outputs if name.endswith(_BY_INPUTS) else outputs / layouts.tp) for name, (_, outputs) in sizes.items()
+        outputs / (1.0 if name.endswith(_BY_INPUTS) else layouts.tp) for name, (_, outputs) in sizes.items()
     )
     return adapter.use_dora * layouts.micro_batch * length / layouts.cp * per_token
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F  # noqa: N812  (everybody writes it so)
 
 from trainworks.config.finetune import Adapter
@@ -154,9 +154,10 @@ def _row_norms(layer: nn.Module, scale: float) -> Tensor:
         squares = torch.linalg.vector_norm(w, dim=1, dtype=torch.float32).square()
         squares = squares + 2 * scale * crossed + scale**2 * ((b @ (a @ a.T)) * b).sum(1)
     if isinstance(whole, DTensor):
-        cut: Placement = {Shard(0): Shard(0), Shard(1): Partial()}.get(whole.placements[0], Replicate())
-        squares = DTensor.from_local(squares, whole.device_mesh, [cut], run_check=False)
-        squares = squares.redistribute(placements=[Replicate() if cut == Partial() else cut])
+        (cut,) = whole.placements
+        before, after = (Partial(), Replicate()) if cut == Shard(1) else (cut, cut)
+        squares = DTensor.from_local(squares, whole.device_mesh, [before], run_check=False)
+        squares = squares.redistribute(placements=[after])
     return squares.clamp(min=torch.finfo(torch.float32).tiny).sqrt()
 
 
