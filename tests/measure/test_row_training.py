@@ -41,7 +41,7 @@ def predicted(**changes: Any) -> PredictedRun:
     ("changes", "column"),
     [
         ({"source": "LoRA and full fine-tuning"}, "fill in adapter_rank"),
-        ({"notes": "DoRA", "adapter_rank": "8"}, "`DoRA` is not planned"),
+        ({"notes": "DoRA", "adapter_rank": "8"}, "`DoRA` is not scored"),
         ({"adapter_targets": "q_proj"}, "adapter_rank is empty"),
         ({"adapter_rank": "8", "adapter_targets": "lm_foot"}, "adapter_targets `lm_foot` names no linear layer"),
         ({"adapter_rank": "4097"}, "adapter_rank 4097 is more than 4096"),

@@ -40,6 +40,7 @@ pytestmark = [
 
 STEPS, GLOBAL_BATCH, LENGTH = 5, 4, 120
 LORA = {"rank": 4, "alpha": 8.0}
+DORA = LORA | {"use_dora": True}
 SETTINGS: dict[str, Any] = {
     "lr": 1e-2,
     "eps": 1e-3,
@@ -168,6 +169,7 @@ def peft_model(folder: Path, adapter: Adapter, seed: int = 1, **changes: Any) ->
         lora_alpha=adapter.alpha,
         target_modules=leaves,
         bias="none",
+        use_dora=adapter.use_dora,
         fan_in_fan_out=base.config.model_type == "gpt2",
     )
     model = get_peft_model(base, settings)
@@ -212,19 +214,23 @@ def test_full_fine_tuning_agrees_with_transformers(tune, checkpoint, tmp_path, f
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"),
+    ("adapter", "family", "layout"),
     [
-        ("llama", "shards"),
-        ("gpt2", "replicas"),
-        ("gemma", "replicas"),
-        ("llama", "tensor"),
-        ("gemma", "pipeline"),
+        (LORA, "llama", "shards"),
+        (LORA, "gpt2", "replicas"),
+        (LORA, "gemma", "replicas"),
+        (LORA, "llama", "tensor"),
+        (LORA, "gemma", "pipeline"),
+        (DORA, "gemma", "shards"),
+        (DORA, "gpt2", "replicas"),
+        (DORA, "llama", "tensor"),
+        (DORA, "llama", "pipeline"),
     ],
 )
-def test_lora_agrees_with_peft(tune, checkpoint, tmp_path, family, layout):
-    run = tune(family, adapter=LORA, layout=LAYOUTS[layout])
+def test_an_adapter_agrees_with_peft(tune, checkpoint, tmp_path, adapter, family, layout):
+    run = tune(family, adapter=adapter, layout=LAYOUTS[layout])
     assert run.train() == [0, 0]
-    reference = peft_model(checkpoint(family), Adapter.model_validate(LORA))
+    reference = peft_model(checkpoint(family), Adapter.model_validate(adapter))
     assert losses(run) == pytest.approx(by_hand(run, reference), abs=1e-5)
     export(run.run_dir, STEPS, tmp_path / "adapter", dtype="fp32")
     base = AutoModelForCausalLM.from_pretrained(checkpoint(family), dtype=torch.float32)
@@ -235,15 +241,19 @@ def test_lora_agrees_with_peft(tune, checkpoint, tmp_path, family, layout):
     assert_close(weights(merged), weights(reference.merge_and_unload()))
 
 
-def test_qlora_is_lora_beside_weights_rounded_to_4_bits(tune, checkpoint, tmp_path):
-    run = tune("llama", adapter=LORA | {"base": "nf4"}, layout=LAYOUTS["shards"])
+@pytest.mark.parametrize("adapter", [LORA, DORA])
+def test_an_adapter_may_train_beside_weights_rounded_to_4_bits(tune, checkpoint, tmp_path, adapter):
+    run = tune("llama", adapter=adapter | {"base": "nf4"}, layout=LAYOUTS["shards"])
     assert run.train() == [0, 0]
-    reference = peft_model(checkpoint("llama"), Adapter.model_validate(LORA))
+    reference = peft_model(checkpoint("llama"), Adapter.model_validate(adapter))
     base = reference.get_base_model()
     with torch.no_grad():
         for name, layer in linear_layers(base, base.model.layers):
             if ".lora_" not in name:
                 layer.weight.copy_(dequantized(*quantized(layer.weight), layer.weight.shape, torch.float32))
+        for layer in base.modules():
+            if "default" in getattr(layer, "lora_magnitude_vector", {}):
+                layer.lora_magnitude_vector["default"].weight.copy_(layer.weight.norm(dim=1))
     assert losses(run) == pytest.approx(by_hand(run, reference), abs=1e-5)
     export(run.run_dir, STEPS, tmp_path / "merged", dtype="fp32", merge=True)
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
@@ -286,10 +296,11 @@ def test_a_checkpoint_holds_the_adapter_and_its_optimizer_alone(tune):
     assert plan.checkpoint_bytes == 12 * trained
 
 
-def test_bf16_keeps_the_frozen_weights_in_16_bits(tune):
-    run = tune("llama", adapter=LORA, layout=LAYOUTS["shards"], workload__precision="bf16")
+@pytest.mark.parametrize("adapter", [LORA, DORA])
+def test_bf16_keeps_the_frozen_weights_in_16_bits(tune, adapter):
+    run = tune("llama", adapter=adapter, layout=LAYOUTS["shards"], workload__precision="bf16")
     assert run.train() == [0, 0]
-    reference = tune("llama", adapter=LORA, layout=LAYOUTS["shards"])
+    reference = tune("llama", adapter=adapter, layout=LAYOUTS["shards"])
     assert reference.train() == [0, 0]
     assert losses(run) == pytest.approx(losses(reference), rel=0.02)
 

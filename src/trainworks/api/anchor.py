@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainworks.config.finetune import Adapter
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.software import family_of
 from trainworks.config.source import Source
 from trainworks.errors import MissingExtraError, UsageError
+from trainworks.host.adapter_folder import continued
 from trainworks.host.corpus import anchored_data, anchored_evaluation, check_sources
 from trainworks.plan.software import worker_software
 from trainworks.record.model_shape import ModelShape
@@ -217,8 +219,8 @@ def anchored_workload(workload: Workload, source: Source | None) -> Workload:
         source: text of the run file, for the place of an error.
 
     Raises:
-        UsageError: a source has no files, a module no file, the checkpoint no folder, or pretrained weights have no
-            tokenizer.
+        UsageError: a source has no files, a module no file, the checkpoint no folder, pretrained weights have no
+            tokenizer, or training cannot continue from the adapter.
         MissingExtraError: its data need a package.
     """
     try:
@@ -233,7 +235,21 @@ def anchored_workload(workload: Workload, source: Source | None) -> Workload:
     if workload.model.module is not None:
         module = _module_file(workload.model.module, source)
         return workload.model_copy(update={"model": workload.model.model_copy(update={"module": str(module)})})
-    return _with_absolute_paths(workload)
+    anchored, adapter = _with_absolute_paths(workload), continued_adapter(workload, source)
+    return anchored if adapter is None else anchored.model_copy(update={"adapter": adapter})
+
+
+def continued_adapter(workload: Workload, source: Source | None) -> Adapter | None:
+    """The adapter of a workload, as the folder describes it that training continues from; None without one.
+
+    Raises:
+        UsageError: training cannot continue from it.
+    """
+    try:
+        return continued(workload.adapter) if workload.adapter else None
+    except UsageError as error:
+        error.place = source.place(("workload", "adapter", "folder")) if source else None
+        raise
 
 
 def _check_checkpoint(workload: Workload, source: Source | None) -> None:

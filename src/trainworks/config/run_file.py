@@ -135,10 +135,8 @@ class Workload(Spec):
             raise FieldError(
                 "`adapter` needs `task: causal-lm` and a checkpoint to adapt", hint="set `weights: pretrained`"
             )
-        if self.adapter.base == "bf16" and self.precision != "bf16":
-            raise FieldError(f"`adapter.base: bf16` needs `precision: bf16`, not {self.precision}")
-        if self.precision == "fp8":
-            raise FieldError("`adapter` does not support `precision: fp8`", hint="set `precision: bf16`")
+        has_reference = self.preference is not None
+        self.adapter.check(self.precision, lacks_weights=self.lacks_weights, has_reference=has_reference)
         return self
 
     @model_validator(mode="after")

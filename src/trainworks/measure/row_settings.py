@@ -313,7 +313,7 @@ def read_adapter(row: Row, shape: ModelShape, precision: str) -> Adapter | None:
     said = re.search(r"\b(?:q?lora|dora|peft)\b", words, re.IGNORECASE)
     name = said[0] if said else ""
     if name.lower() == "dora":
-        raise UsageError(f"`{name}` is not planned: its adapters have magnitudes, too")
+        raise UsageError(f"`{name}` is not scored: what another program keeps for its magnitudes is not known")
     rank = whole_of(row, "adapter_rank") or _unfilled_rank(row, name, words)
     if rank is None:
         return None

@@ -68,7 +68,7 @@ def _adapter(plan: Plan, workload: Workload) -> dict[str, str]:
         return {}
     trained = format_count(adapter_parameters(plan.model, adapter)) if plan.model.is_described else "the others"
     base = workload.precision if adapter.base == "auto" else adapter.base
-    return {"adapter": f"LoRA of rank {adapter.rank}: {trained} parameters train beside frozen ones ({base})"}
+    return {"adapter": f"{adapter.title}: {trained} parameters train beside frozen ones ({base})"}
 
 
 def _experts(plan: Plan) -> str:

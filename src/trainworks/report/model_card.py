@@ -135,7 +135,7 @@ def _training_rows(report: Report, resolved: ResolvedRun, workload: Workload) ->
         (f"{workload.unit} of the run", f"{trained.tokens:,}"),
         ("global batch", f"{workload.global_batch:,}"),
         ("precision", workload.precision),
-        ("adapter", f"LoRA, rank {adapter.rank}, alpha {adapter.alpha:g}" if adapter else MISSING),
+        ("adapter", f"{adapter.title}, alpha {adapter.alpha:g}" if adapter else MISSING),
         ("optimizer", f"{optimizer.name}, learning rate {optimizer.lr:g}, {optimizer.schedule}"),
         ("weight decay", f"{optimizer.weight_decay:g}"),
         ("seed", str(workload.seed)),

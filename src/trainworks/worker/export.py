@@ -123,7 +123,8 @@ def export(
         if data is None:
             facts = _write_state(folder, part, dtype, file_bytes)
         elif workload.adapter is not None:
-            facts = write_adapted(workload, resolved.plan.model, folder, part, dtype, merge=merge)
+            model, base = resolved.plan.model, manifest.base_fingerprint
+            facts = write_adapted(workload, model, folder, part, dtype, base_fingerprint=base, merge=merge)
             write_tokenizer(workload, Tokenization.read(data), part)
         elif workload.task == "causal-lm":
             facts = _write_causal(resolved.plan, workload, data, folder, part, dtype, file_bytes)

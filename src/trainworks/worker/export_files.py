@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
@@ -32,13 +32,13 @@ from trainworks.worker.checkpoint.shards import LoadPlannerOfValues, reader_of
 from trainworks.worker.data.command import print_facts
 from trainworks.worker.models.adapters import linear_layers
 from trainworks.worker.models.decoder import Decoder
-from trainworks.worker.models.families import adaptable_decoder, stored_as
+from trainworks.worker.models.families import adaptable_decoder, names_in_files
 from trainworks.worker.models.nf4 import dequantized, quantized
-from trainworks.worker.models.transformer import blocks_of, checkpoint_folder, model_config
+from trainworks.worker.models.transformer import blocks_of, checkpoint_folder, hub_origin, model_config
+from trainworks.worker.models.weights import PEFT, fingerprint_of_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats of exported weights."""
-_PEFT = "base_model.model."
 _CONV1D = ("gpt2",)
 """Models whose linear layers are `Conv1D`, which stores weights transposed."""
 _INDEX = "model.safetensors.index.json"
@@ -156,49 +156,65 @@ def report(done: int, total: int) -> None:
 
 
 def write_adapted(
-    workload: Workload, shape: ModelShape, folder: Path, part: Path, dtype: str, *, merge: bool
+    workload: Workload,
+    shape: ModelShape,
+    folder: Path,
+    part: Path,
+    dtype: str,
+    *,
+    base_fingerprint: str | None,
+    merge: bool,
 ) -> Written:
     """Write the adapter of the checkpoint in `folder` to `part`, or the whole model with it if `merge` is set.
 
     Raises:
-        EnvironmentProblem: the checkpoint, or that which the adapter belongs to, cannot be read.
+        EnvironmentProblem: the checkpoint, or that which the adapter belongs to, cannot be read, or `merge` would take
+            other weights than those of `base_fingerprint`, which the adapter was trained beside.
         DiskFullError: no space left.
     """
     assert workload.adapter is not None and workload.model.hf is not None
     config = model_config(workload.model, shape)
     matrices = read_tensors(folder, {name: like for name, like in state_of(folder).items() if ".lora_" in name})
-    layer_of = _names_in_files(config)
+    layer_of = names_in_files(config)
     trained = {
         f"{layer_of(name.partition('.lora_')[0])}.lora_{name.partition('.lora_')[2]}": value
         for name, value in matrices.items()
     }
-    if merge:
-        return _write_merged(workload.adapter, config, checkpoint_folder(workload.model.hf), trained, part, dtype)
-    return _write_adapter(workload, config, trained, part, dtype)
-
-
-def _names_in_files(config: PretrainedConfig) -> Callable[[str], str]:
-    """A layer's name in the files of `transformers`, from that in the checkpoint."""
-    if adaptable_decoder(config) is None:
-        return lambda name: name.removeprefix("model.")
-    return lambda name: stored_as(f"{name}.weight", config).names[0].removesuffix(".weight")
+    base = checkpoint_folder(workload.model.hf)
+    is_same = base_fingerprint in (None, fingerprint_of_weights(base))
+    if not merge:
+        return _write_adapter(workload, config, hub_origin(base) if is_same else None, trained, part, dtype)
+    if not is_same:
+        raise EnvironmentProblem(
+            f"the weights in `{workload.model.hf}` are not those that the adapter was trained beside",
+            hint="restore them, or export the adapter alone",
+        )
+    return _write_merged(workload.adapter, config, base, trained, part, dtype)
 
 
 def _write_adapter(
-    workload: Workload, config: PretrainedConfig, trained: dict[str, Tensor], part: Path, dtype: str
+    workload: Workload,
+    config: PretrainedConfig,
+    origin: tuple[str, str] | None,
+    trained: dict[str, Tensor],
+    part: Path,
+    dtype: str,
 ) -> Written:
+    """`origin` is the hub id of the checkpoint, and its revision."""
     adapter = workload.adapter
     assert adapter is not None
-    content = {f"{_PEFT}{name}": value.to(DTYPES[dtype]).contiguous() for name, value in trained.items()}
+    content = {f"{PEFT}{name}": value.to(DTYPES[dtype]).contiguous() for name, value in trained.items()}
     save_tensors(content, part / "adapter_model.safetensors")
     layers = [name.partition(".lora_")[0] for name in trained]
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": workload.model.hf,
+        "base_model_name_or_path": origin[0] if origin else workload.model.hf,
+        "revision": origin[1] if origin else None,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
         "lora_dropout": adapter.dropout,
+        "use_dora": adapter.use_dora,
         "target_modules": sorted({".".join(name.split(".")[-2:]) for name in layers}),
         "fan_in_fan_out": config.model_type in _CONV1D,
         "bias": "none",
@@ -213,7 +229,8 @@ def _write_adapter(
 def _write_merged(
     adapter: Adapter, config: PretrainedConfig, base: Path, trained: dict[str, Tensor], part: Path, dtype: str
 ) -> Written:
-    """One file of the checkpoint after the other, with alpha / rank * B A added to the weights that have an adapter.
+    """One file of the checkpoint after the other, with alpha / rank * B A added to the weights that have an adapter;
+    their rows then have its magnitudes as norms, if it has those.
 
     Weights that were kept in 4 bits are written as these have them: the adapter was trained to go with those.
     """
@@ -255,7 +272,11 @@ def _merged(
     if f"{known}.lora_A.weight" not in trained:
         return weight
     delta = trained[f"{known}.lora_B.weight"] @ trained[f"{known}.lora_A.weight"] * (adapter.alpha / adapter.rank)
-    return weight.float() + (delta.T if transposed else delta)
+    rows = (weight.T if transposed else weight).float() + delta
+    if adapter.use_dora:
+        norms = rows.norm(dim=1).clamp(min=torch.finfo(torch.float32).tiny)
+        rows = rows * (trained[f"{known}.lora_magnitude_vector"] / norms).unsqueeze(1)
+    return rows.T if transposed else rows
 
 
 def _nf4_layers(config: PretrainedConfig) -> set[str]:
@@ -264,5 +285,5 @@ def _nf4_layers(config: PretrainedConfig) -> set[str]:
     with torch.device("meta"):
         model: nn.Module = Decoder(decoder) if decoder is not None else AutoModelForCausalLM.from_config(config)
     blocks = model.blocks if isinstance(model, Decoder) else blocks_of(model)
-    layer_of = _names_in_files(config)
+    layer_of = names_in_files(config)
     return {layer_of(name) for name, _ in linear_layers(model, blocks)}

@@ -82,6 +82,35 @@ def test_the_parameters_of_an_adapter_are_those_that_peft_counts():
     assert adapter_parameters(SHAPE, Adapter(rank=4, targets=("self_attn.q_proj", "v_proj"))) == 3 * 4 * (128 + 96)
 
 
+def test_magnitudes_are_a_parameter_for_each_output():
+    plain, with_magnitudes = (adapter_parameters(SHAPE, Adapter(rank=4, use_dora=dora)) for dora in (False, True))
+    assert with_magnitudes - plain == 3 * (64 + 32 + 32 + 64 + 96 + 96 + 64)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_magnitudes_keep_the_outputs_that_they_scale_of_all_blocks_or_of_the_one_that_is_recomputed(recompute):
+    layout, layouts = of(tp=2, micro_batch=1, recompute=recompute)
+    terms, lora = (job({"rank": 4, "use_dora": dora}).memories(layouts).terms() for dora in (True, False))
+    trained = 3 * (64 + 32 + 32 + 64 + 96 + 96 + 64) / 2
+    assert terms.gradients_bytes - lora.gradients_bytes == 4 * trained
+    assert terms.optimizer_bytes - lora.optimizer_bytes == 8 * trained
+    check_trainable(layout, job({"rank": 4, "use_dora": True}).workload, SHAPE)
+    of_block = 4 * 64 * ((64 + 32 + 32 + 96 + 96) / 2 + 64 + 64)  # cut by outputs, and whole
+    more = terms.activations_bytes - lora.activations_bytes
+    assert more == pytest.approx(3 * of_block if recompute == "none" else of_block, rel=0.15)
+
+
+def test_magnitudes_take_time_in_forward_and_backward_and_dropout_the_products_again():
+    layouts = of(dp_replicate=2)[1]
+    plain, dora, dropping = (
+        job({"rank": 4} | more).step_times(layouts)
+        for more in ({}, {"use_dora": True}, {"use_dora": True, "dropout": 0.1})
+    )
+    assert plain.forward_s[0] < dora.forward_s[0] < 1.4 * plain.forward_s[0]
+    assert plain.backward_s[0] < dora.backward_s[0] < 1.4 * plain.backward_s[0]
+    assert 1.5 * plain.forward_s[0] < dropping.forward_s[0] < 2.4 * plain.forward_s[0]
+
+
 def test_only_the_adapter_has_gradients_and_optimizer_state():
     layouts = of(dp_replicate=2)[1]
     trained = adapter_parameters(SHAPE, Adapter(rank=4))
@@ -156,6 +185,15 @@ def test_an_adapter_is_refused_where_ranks_would_part(adapter, written, message)
         ({"model": {"hf": "base"}}, "needs `task: causal-lm` and a checkpoint"),
         ({"adapter": {"base": "bf16"}}, "`adapter.base: bf16` needs `precision: bf16`"),
         ({"precision": "fp8"}, "does not support `precision: fp8`"),
+        ({"adapter": {"folder": "one"}, "model": {"preset": "llama3-8b"}}, "an adapter of a checkpoint, and `model`"),
+        (
+            {
+                "adapter": {"folder": "one"},
+                "preference": {},
+                "data": {"source": "chats.jsonl", "sequence_length": 64, "chat": {"pairs": True}},
+            },
+            "`preference` compares with the model without its adapter",
+        ),
     ],
 )
 def test_what_an_adapter_cannot_is_refused(changes, message):

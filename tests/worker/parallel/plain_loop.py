@@ -150,7 +150,10 @@ def _seeded(seed: int, step: int, rank: int) -> Tensor:
 
 
 def _adapt(model: nn.Module, adapter: Adapter, first: Mapping[str, np.ndarray]) -> None:
-    """W x + alpha / rank * B A x of the layers that have an A; all other weights are frozen."""
+    """W x + alpha / rank * B A x of the layers that have an A; all other weights are frozen.
+
+    With DoRA the rows of the sum of W and alpha / rank * B A have the norms that train, those of W at first.
+    """
     model.requires_grad_(False)
     layers = {name: module for name, module in model.named_modules() if name.removeprefix("model.") in first}
     assert len(layers) == len(first)
@@ -159,8 +162,23 @@ def _adapt(model: nn.Module, adapter: Adapter, first: Mapping[str, np.ndarray]) 
         up = nn.Parameter(torch.zeros(layer(torch.zeros(1, down.shape[1])).shape[1], adapter.rank))
         layer.register_parameter("lora_down", down)
         layer.register_parameter("lora_up", up)
-        layer.forward = functools.partial(_adapted, layer.forward, down, up, adapter.alpha / adapter.rank)
+        scale = adapter.alpha / adapter.rank
+        layer.forward = functools.partial(_adapted, layer.forward, down, up, scale)
+        if adapter.use_dora:
+            weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.T
+            magnitudes = nn.Parameter(weight.detach().norm(dim=1))
+            layer.register_parameter("lora_magnitudes", magnitudes)
+            layer.forward = functools.partial(_with_magnitudes, weight, layer.bias, magnitudes, down, up, scale)
 
 
 def _adapted(forward: Any, down: Tensor, up: Tensor, scale: float, x: Tensor) -> Tensor:
     return forward(x) + x @ down.T @ up.T * scale
+
+
+def _with_magnitudes(
+    weight: Tensor, bias: Tensor | None, magnitudes: Tensor, down: Tensor, up: Tensor, scale: float, x: Tensor
+) -> Tensor:
+    """A product with the whole weight that an adapter of DoRA stands for."""
+    whole = weight + scale * up @ down
+    norms = whole.detach().norm(dim=1, keepdim=True)
+    return nn.functional.linear(x, magnitudes.unsqueeze(1) * whole / norms, bias)

@@ -58,7 +58,8 @@ class Case:
         shape = (
             f"{self.shape.layers} layers, {self.shape.heads}/{self.shape.kv_heads} heads, {self.shape.vocabulary} rows"
         )
-        more = {"experts": self.shape.experts, "dropout": self.dropout, "adapter": self.workload.adapter is not None}
+        adapter = self.workload.adapter
+        more = {"experts": self.shape.experts, "dropout": self.dropout, "adapter": adapter.title if adapter else ""}
         extra = "".join(f", {name} {value}" for name, value in more.items() if value)
         return f"seed {self.seed}: {config['model_type']} ({shape}, {tied}{extra}), {kind}, {self.layout.describe()}"
 
@@ -70,7 +71,7 @@ def draw(seed: int, folder: Path) -> tuple[Case, list[TrainworksError]]:
     while True:
         config = _config(chance)
         written = _layout(chance, config)
-        adapter = {"rank": 4} if chance.random() < 0.25 else None
+        adapter = {"rank": 4, "use_dora": seed % 2 == 1} if chance.random() < 0.25 else None
         batch = _batch(chance, written)
         folder.mkdir(exist_ok=True)
         AutoConfig.for_model(**config).save_pretrained(folder)

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
-from trainworks.api.anchor import lacking_weights
+from trainworks.api.anchor import continued_adapter, lacking_weights
 from trainworks.api.planning.expected_cost import nodes_of_job, price_of
 from trainworks.backends.backend import Backend
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, check_layout
 from trainworks.config.quantities import TrainFor
 from trainworks.config.run_file import Goal, RunFile, Workload
@@ -241,13 +242,15 @@ class PlannedModel:
     """Whether Trainworks trains it: a fine-tuning, or a language model on a scheduler that the run file names."""
     vocabulary_note: str | None = None
     """The vocabulary that the run file leaves out and the plan takes; None where it is given."""
+    adapter: Adapter | None = None
+    """That of the run file, or of the folder that it continues from."""
 
     def job(self, workload: Workload, cluster: ClusterDescription) -> AnyJob:
         """The model trained on a cluster."""
         if isinstance(self.shape, ConvNetShape):
             return ConvJob(self.shape, workload.precision, cluster, self.software)
         if self.is_ours:
-            return described_job(workload, self.shape, cluster)
+            return described_job(workload.model_copy(update={"adapter": self.adapter}), self.shape, cluster)
         programs = planned_programs(self.software, workload.precision, cluster.accelerator)
         job = TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
         return replace(job, programs=programs)
@@ -258,13 +261,14 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
 
     Raises:
         UsageError: the workload is missing, the preset is unknown, the model has too few positions for the sequences,
-            or the training is counted in epochs.
+            the training is counted in epochs, or it cannot continue from its adapter.
         EnvironmentProblem: the model's config cannot be read.
     """
     workload = run_file.workload
     if workload is None:
         raise UsageError("a command cannot be planned; only a `workload` can")
     steps = _steps(workload, source)
+    adapter = continued_adapter(workload, source)
     if workload.is_fine_tuned and run_file.software is not None:
         raise UsageError(
             "`adapter` and `preference` are planned as Trainworks trains them",
@@ -283,9 +287,9 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
         shape, taken = shape_and_vocabulary(workload)
         note = None if taken is None else taken.note
         length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
-        return PlannedModel(shape, length, steps, software, is_ours, note)
+        return PlannedModel(shape, length, steps, software, is_ours, note, adapter)
     published, length = published_shape(workload, workload.model.preset, source)
-    return PlannedModel(published, length, steps, software, is_ours)
+    return PlannedModel(published, length, steps, software, is_ours, adapter=adapter)
 
 
 def weights_note(workload: Workload) -> str | None:

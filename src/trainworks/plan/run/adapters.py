@@ -1,6 +1,7 @@
-"""What an adapter (LoRA) changes in memory and time: the base is frozen, and a few new weights train beside it.
+"""What an adapter (LoRA, DoRA) changes in memory and time: the base is frozen, and a few new weights train beside it.
 
-Symbols: N parameters of the model, P of the adapters, s ranks that share them, V vocabulary, h hidden.
+Symbols: N parameters of the model, P of the adapters, s ranks that share them, V vocabulary, h hidden; r rank and O
+outputs of adapted layers.
 """
 
 from __future__ import annotations
@@ -12,24 +13,37 @@ import numpy as np
 from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.plan import parameters
-from trainworks.plan.activations import element_bytes
+from trainworks.plan.activations import activation_bytes, element_bytes
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
-from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.run.memory import RunMemories
+from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
 _NF4_BYTES = 0.5 + 4 / 64
 """Per weight: a code of 4 bits, and a scale in fp32 for each block of 64."""
+_MAGNITUDE_PASSES = {2: (12.0, 34.0), 4: (8.0, 24.0)}
+"""Bytes that magnitudes move per output in forward and backward, by the bytes of an activation, of which they make
+fp32: z, gain and cast in forward, the gradients of both in backward. Counted in eager torch, not measured on a GPU."""
+_BY_INPUTS = ("o_proj", "down_proj", "c_proj")
+"""Layers that tp cuts by inputs: each rank has all of their outputs."""
 
 
 def adapter_parameters(shape: ModelShape, adapter: Adapter) -> int:
-    """P: r (inputs + outputs) of every adapted layer; experts and routers have none.
-
-    Layers that a model has joined (`qkv_proj`) count as their parts, which have more inputs together.
+    """P: r (inputs + outputs) of every adapted layer, and its outputs with DoRA; experts and routers have none.
 
     Raises:
         UsageError: the model is a hybrid of attention and Mamba-2.
+    """
+    sizes = _adapted_sizes(shape, adapter).values()
+    return shape.layers * sum(adapter.rank * sum(each) + adapter.use_dora * each[1] for each in sizes)
+
+
+def _adapted_sizes(shape: ModelShape, adapter: Adapter) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the adapted layers of a block by name.
+
+    Layers that a model has joined (`qkv_proj`) count as their parts, which have more inputs together.
     """
     if shape.state_space is not None:
         raise UsageError("adapters of Mamba-2 hybrids cannot be planned yet", hint="plan it without `finetune`")
@@ -40,7 +54,7 @@ def adapter_parameters(shape: ModelShape, adapter: Adapter) -> int:
         if not adapter.targets
         or any(f".{name}".endswith(f".{each}") or f".{each}".endswith(f".{name}") for each in adapter.targets)
     ]
-    return shape.layers * adapter.rank * sum(sum(sizes[name]) for name in chosen)
+    return {name: sizes[name] for name in chosen}
 
 
 def adapted_memories(
@@ -49,21 +63,35 @@ def adapted_memories(
     layouts: Layouts,
     adapter: Adapter,
     *,
+    length: int,
     precision: str,
+    software: Software,
     device: str,
     moment_bytes: float,
 ) -> RunMemories:
     """Memory of the worker with a frozen base: the states of `adapted_states`.
 
-    logits      without the gradient of the output matrix, and the product that is added to it: - 8 V h
-    checkpoint  the copy of (4 + m) P / s, on a CPU
+    logits       without the gradient of the output matrix, and the product that is added to it: - 8 V h
+    activations  with DoRA the outputs of adapted layers before their magnitudes; of one block with recomputation
+    checkpoint   the copy of (4 + m) P / s, on a CPU
     """
     states = adapted_states(shape, layouts, adapter, precision=precision, moment_bytes=moment_bytes)
     shards = np.where(layouts.zero >= 1, np.maximum(1.0, layouts.dp_shard * layouts.cp), 1.0)
     written = (4 + moment_bytes) * adapter_parameters(shape, adapter) / shards
+    kept = activation_bytes(
+        shape,
+        layouts,
+        sequence_length=length,
+        precision=precision,
+        software=software,
+        recompute=Recompute.NONE,
+    )
+    scaled = element_bytes(precision) * _scaled_values(shape, layouts, adapter, length)
+    of_blocks = np.where(layouts.recompute == Recompute.NONE, memories.activations_bytes * scaled / kept, scaled)
     return replace(
         memories,
         **states,
+        activations_bytes=memories.activations_bytes + of_blocks,
         logits_bytes=np.maximum(0.0, memories.logits_bytes - 8.0 * shape.vocabulary * shape.hidden),
         checkpoint_bytes=written if device == "cpu" else memories.checkpoint_bytes,
     )
@@ -110,13 +138,31 @@ def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: La
     return (others + experts) / layouts.pp
 
 
+def _scaled_values(shape: ModelShape, layouts: Layouts, adapter: Adapter, length: int) -> Array:
+    """Outputs of a block that magnitudes scale, of one micro-batch on one rank; 0 without DoRA."""
+    sizes = _adapted_sizes(shape, adapter)
+    per_token = sum(
+        outputs / (1.0 if name.endswith(_BY_INPUTS) else layouts.tp) for name, (_, outputs) in sizes.items()
+    )
+    return adapter.use_dora * layouts.micro_batch * length / layouts.cp * per_token
+
+
 def adapted_times(
-    times: StepTimes, shape: ModelShape, layouts: Layouts, adapter: Adapter, *, length: int, precision: str
+    times: StepTimes,
+    shape: ModelShape,
+    layouts: Layouts,
+    adapter: Adapter,
+    *,
+    length: int,
+    precision: str,
+    memory_bytes_per_s: float,
 ) -> StepTimes:
     """Time with a frozen base.
 
     forward     + the adapters' own products, P / N_l of those of the layers
     backward    of each product the gradient of its input alone: half; attention in full; + 3 P / 2 N_l for adapters
+    DoRA        norms: products as of r more tokens in each micro-batch; `_MAGNITUDE_PASSES`; with dropout all products
+                of adapted layers once more
     head        two of three products
     dp          gradients of P instead of N; with zero 3 the weights are gathered as before
     optimizer   P of N
@@ -129,11 +175,16 @@ def adapted_times(
     moved = trained / shape.num_parameters
     weights, gradients = 2.0 * element_bytes(precision), 4.0
     sharded = (weights + gradients * moved) / (weights + gradients)
+    again = share * (adapter.use_dora and adapter.dropout > 0)
+    norms = again + share * adapter.use_dora * adapter.rank / (layouts.micro_batch * length / layouts.cp)
+    scaled = layouts.accum * shape.layers / layouts.pp * _scaled_values(shape, layouts, adapter, length)
+    passes_s = [scaled * num_bytes / memory_bytes_per_s for num_bytes in _MAGNITUDE_PASSES[element_bytes(precision)]]
+    repeats = times.recompute_s / times.forward_s
     changed = replace(
         times,
-        forward_s=times.forward_s * (1 + extra),
-        backward_s=times.backward_s * (1 - share / 2 + extra),
-        recompute_s=times.recompute_s * (1 + extra),
+        forward_s=times.forward_s * (1 + extra + norms) + passes_s[0],
+        backward_s=times.backward_s * (1 - share / 2 + extra + again / 2) + passes_s[1],
+        recompute_s=times.recompute_s * (1 + extra + norms) + repeats * passes_s[0],
         head_s=times.head_s * 2 / 3,
         dp_s=times.dp_s * np.where(layouts.zero >= 3, sharded, moved),
         optimizer_s=times.optimizer_s * moved,

@@ -168,8 +168,17 @@ class RunJob(TrainingJob):
         adapter, shape = self.workload.adapter, self.shape
         held = effective_layouts(shape, layouts, self.precision, self.device)
         if adapter is not None:
-            kept = {"precision": self.precision, "device": self.device}
-            memories = adapters.adapted_memories(memories, shape, held, adapter, moment_bytes=moments, **kept)
+            memories = adapters.adapted_memories(
+                memories,
+                shape,
+                held,
+                adapter,
+                length=self.sequence_length,
+                precision=self.precision,
+                software=self.software,
+                device=self.device,
+                moment_bytes=moments,
+            )
         else:
             update_bytes = orthogonalisation_bytes(self.workload.optimizer, shape, self.precision)
             gone_bytes = memories.activations_bytes + memories.logits_bytes + memories.working_bytes
@@ -198,8 +207,15 @@ class RunJob(TrainingJob):
             further_s = orthogonalisation_s(optimizer, self.shape, layouts, self.rates(coefficients), precision)
             times = replace(times, optimizer_s=times.optimizer_s + further_s)
         else:
-            length = self.sequence_length
-            times = adapters.adapted_times(times, self.shape, layouts, adapter, length=length, precision=precision)
+            times = adapters.adapted_times(
+                times,
+                self.shape,
+                layouts,
+                adapter,
+                length=self.sequence_length,
+                precision=precision,
+                memory_bytes_per_s=self.rates(coefficients).device.memory_bytes_per_s,
+            )
         if self.workload.preference is None:
             return times
         weights, gradients = element_bytes(precision), 4.0
@@ -341,8 +357,15 @@ class AdaptedJob(TrainingJob):
 
     def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
         """One optimizer step of every layout."""
-        times, length = TrainingJob.step_times(self, layouts, coefficients), self.sequence_length
-        return adapters.adapted_times(times, self.shape, layouts, self.adapter, length=length, precision=self.precision)
+        return adapters.adapted_times(
+            TrainingJob.step_times(self, layouts, coefficients),
+            self.shape,
+            layouts,
+            self.adapter,
+            length=self.sequence_length,
+            precision=self.precision,
+            memory_bytes_per_s=self.rates(coefficients).device.memory_bytes_per_s,
+        )
 
     def memories(self, layouts: Layouts) -> Memories:
         """Peak memory of the fullest rank of every layout."""

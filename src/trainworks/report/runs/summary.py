@@ -315,7 +315,7 @@ def _compiled(history: History) -> Compiled | None:
 
 def _describe_model(plan: Plan, workload: Workload) -> str:
     shape = plan.model
-    family = workload.model.title
+    family = workload.model.title + (f" with {workload.adapter.title}" if workload.adapter else "")
     if not shape.is_described:
         return printable(f"{family}, {format_count(shape.num_parameters)} parameters")
     sizes = f"{shape.layers} layers, hidden {shape.hidden}, {format_count(shape.num_parameters)} parameters"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +105,13 @@ def adaptable_decoder(config: PretrainedConfig) -> DecoderConfig | None:
     GPT-2's queries, keys and values are one layer there.
     """
     return None if config.model_type == "gpt2" else decoder_config(config)
+
+
+def names_in_files(config: PretrainedConfig) -> Callable[[str], str]:
+    """A function from a linear layer's name in the model that trains to that in the files of `transformers`."""
+    if adaptable_decoder(config) is None:
+        return lambda name: name.removeprefix("model.")
+    return lambda name: stored_as(f"{name}.weight", config).names[0].removesuffix(".weight")
 
 
 def balance_weight(config: PretrainedConfig) -> float:

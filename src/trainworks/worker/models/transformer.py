@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,16 @@ def model_config(model: Model, shape: ModelShape | None) -> PretrainedConfig:
         fields |= {"intermediate_size": shape.expert_feed_forward}
         fields |= {"router_aux_loss_coef": model.written_balance_loss, "output_router_logits": True}
     return AutoConfig.for_model(model.architecture, **fields)
+
+
+def hub_origin(folder: Path) -> tuple[str, str] | None:
+    """Hub id and revision of a folder in the hub's cache; None for any other.
+
+    >>> hub_origin(Path("/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de289a04d12100db370d81485cdf75e47ca"))
+    ('Qwen/Qwen3-0.6B', 'c1899de289a04d12100db370d81485cdf75e47ca')
+    """
+    found = re.search(r"/models--([^/]+)/snapshots/([0-9a-f]{40})$", str(folder))
+    return None if found is None else (found[1].replace("--", "/", 1), found[2])
 
 
 def checkpoint_folder(checkpoint: str) -> Path:

@@ -15,18 +15,20 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.worker.models.decoder import Decoder
-from trainworks.worker.models.families import StoredParameter, stored_as
+from trainworks.worker.models.families import StoredParameter, names_in_files, stored_as
 from trainworks.worker.models.nf4 import fill, is_in_nf4
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
+PEFT = "base_model.model."
+"""Prefix of the names in the files of an adapter."""
 _SAMPLES, _SAMPLE_BYTES = 16, 1 << 16
 _BLOCK_VALUES = 1 << 20
 """Values drawn from one seed; a rank draws the blocks that its part touches."""
@@ -74,15 +76,43 @@ def _generator(seed: int, name: str, block: int) -> torch.Generator:
 
 
 def is_adapter(name: str) -> bool:
-    """True for the name of an adapter's matrix (`adapters`)."""
-    return name.endswith((".lora_A.weight", ".lora_B.weight"))
+    """True for the name of an adapter's matrix or magnitudes (`adapters`)."""
+    return name.endswith((".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"))
 
 
 def draw_uniform(name: str, parameter: Tensor, bound: float, *, seed: int) -> None:
     """Fill a small parameter with values between -bound and bound; they depend on the seed and the name alone."""
+    fill_part(parameter, torch.empty(parameter.shape).uniform_(-bound, bound, generator=_generator(seed, name, 0)))
+
+
+def fill_part(parameter: Tensor, whole: Tensor) -> None:
+    """Fill this rank's part of a parameter from the values of all of it."""
     local, place = _local_part(parameter)
-    drawn = torch.empty(parameter.shape).uniform_(-bound, bound, generator=_generator(seed, name, 0))
-    local.copy_(drawn[place])
+    local.copy_(whole[place])
+
+
+def load_adapters(parts: Iterable[nn.Module], folder: Path, config: PretrainedConfig) -> None:
+    """The tensors of adapters from an exported one.
+
+    Raises:
+        EnvironmentProblem: a tensor is missing, has another shape or belongs to a layer that the model does not have,
+            or a file cannot be read.
+    """
+    stored, layer_of = SafetensorsFolder(folder, "adapter_model"), names_in_files(config)
+    for name in stored.names:
+        if (layer := max(map(int, filter(str.isdecimal, name.split("."))), default=0)) >= config.num_hidden_layers:
+            raise EnvironmentProblem(
+                f"`{folder}` has an adapter of layer {layer}, and the model the layers 0 to "
+                f"{config.num_hidden_layers - 1}",
+                hint="set `model.hf` to the checkpoint that the adapter was trained beside",
+            )
+    with torch.no_grad():
+        for part in parts:
+            for name, parameter in part.named_parameters():
+                if is_adapter(name):
+                    layer_name, _, kind = name.partition(".lora_")
+                    local, place = _local_part(parameter)
+                    local.copy_(stored.read(f"{PEFT}{layer_of(layer_name)}.lora_{kind}", parameter.shape, place))
 
 
 def load_weights(
@@ -152,41 +182,45 @@ def fingerprint_of_weights(folder: Path) -> str:
 
 
 class SafetensorsFolder:
-    """The tensors of `model.safetensors`, or of the files that `model.safetensors.index.json` names.
+    """The tensors of `model.safetensors`, or of the files that `model.safetensors.index.json` names; `model` is `name`.
 
     Raises:
         EnvironmentProblem: neither is there, or they cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str = "model") -> None:
         self._folder = folder
-        index = folder / "model.safetensors.index.json"
+        whole = f"{name}.safetensors"
+        index = folder / f"{whole}.index.json"
         try:
             if index.exists():
                 self._files = dict(json.loads(index.read_bytes())["weight_map"])
             else:
-                with safe_open(folder / "model.safetensors", "pt") as file:
-                    self._files = dict.fromkeys(file.keys(), "model.safetensors")
+                with safe_open(folder / whole, "pt") as file:
+                    self._files = dict.fromkeys(file.keys(), whole)
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise EnvironmentProblem(
                 f"cannot read the weights of `{folder}`: {error}",
-                hint="it needs model.safetensors or model.safetensors.index.json",
+                hint=f"it needs {whole} or {whole}.index.json",
             ) from None
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of the tensors."""
+        return self._files.keys()
 
     def read(self, name: str, shape: torch.Size, place: Slices) -> Tensor:
         """Part of a tensor, in fp32; the tensor must have that shape."""
         found = self._files.get(name) or self._files.get(name.removeprefix("transformer."))
         if found is None:
-            raise EnvironmentProblem(
-                f"`{self._folder}` has no tensor `{name}`", hint="is its config.json of this model?"
-            )
+            raise EnvironmentProblem(f"`{self._folder}` has no tensor `{name}`", hint="was it written for this model?")
         key = name if name in self._files else name.removeprefix("transformer.")
         try:
             with safe_open(self._folder / found, "pt") as file:
                 part = file.get_slice(key)
                 if tuple(part.get_shape()) != tuple(shape):
                     raise EnvironmentProblem(
-                        f"tensor `{name}` of `{self._folder}` is {part.get_shape()}, its config says {list(shape)}"
+                        f"tensor `{name}` of `{self._folder}` is {part.get_shape()}, and the model has {list(shape)}"
                     )
                 values: Tensor = part[place]
         except (OSError, SafetensorError) as error:

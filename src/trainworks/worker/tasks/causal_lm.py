@@ -23,7 +23,7 @@ from trainworks.worker.models.adapters import adapt, detach_adapters, draw_adapt
 from trainworks.worker.models.decoder import Decoder, DecoderConfig, PackedTokens
 from trainworks.worker.models.families import adaptable_decoder, decoder_config, described_decoder
 from trainworks.worker.models.support import support_of
-from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_weights
+from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_adapters, load_weights
 from trainworks.worker.parallel.build import (
     FirstWeights,
     Parallel,
@@ -96,7 +96,7 @@ class CausalLanguageModeling:
 
         def read(parts: Sequence[Decoder]) -> None:
             load_weights(parts, folder, config, progress=setup.progress)
-            draw_adapters(parts, seed=self.workload.seed)
+            self._fill_adapters(parts, config)
 
         return self._build_decoder(decoder, setup, read, frozen)
 
@@ -148,7 +148,7 @@ class CausalLanguageModeling:
             cut = functools.partial(model.apply_tensor_parallel, self.mesh.tp) if layout.tp > 1 else None
             if workload.adapter is not None:
                 adapt(model, model.blocks, workload.adapter, precision=setup.precision, cut=cut)
-                draw_adapters([model], seed=workload.seed)
+                self._fill_adapters([model], config)
             elif frozen is not None:
                 freeze(model, frozen, cut)
             elif cut is not None:
@@ -162,6 +162,13 @@ class CausalLanguageModeling:
             hidden=config.hidden_size,
             vocabulary=config.vocab_size,
         )
+
+    def _fill_adapters(self, parts: Sequence[nn.Module], config: PretrainedConfig) -> None:
+        adapter = self.workload.adapter
+        if adapter is None or adapter.folder is None:
+            draw_adapters(parts, seed=self.workload.seed)
+        else:
+            load_adapters(parts, Path(adapter.folder), config)
 
     def split(self, batch: Mapping[str, Tensor]) -> tuple[Tensor | PackedTokens, Tensor]:
         """Tokens 0 ... T-1 and what follows each, of which a context-parallel rank takes its stretch."""
