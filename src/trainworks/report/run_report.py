@@ -137,9 +137,11 @@ def _loss(report: Report) -> list[Block]:
     text = f"Lowest {lowest.loss:.3f} at step {lowest.step:,}." if lowest else "No finite loss was recorded."
     by_unit = {"tokens": "Nats per token", "images": "Nats per image", "": f"From {report.training.source}"}
     unit = by_unit.get(report.training.unit, "In the unit of the task")
-    return _step_chart(
-        report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss, held_out=report.curves.eval_loss
-    )
+    curves, share = report.curves, "Share that the model had right before each optimizer step."
+    return [
+        *_step_chart(report, "Loss", f"{unit}, over optimizer steps. {text}", curves.loss, held_out=curves.eval_loss),
+        *_step_chart(report, "Accuracy", share, curves.accuracy, floor=0.0, held_out=curves.eval_accuracy),
+    ]
 
 
 def _throughput(report: Report) -> list[Block]:
@@ -186,7 +188,8 @@ def _step_chart(
             *([Curve("eval-line", held_out)] if held_out else []),
         ],
         dots=[
-            Dot(step, value, f"held-out loss {value:.4f} after step {step:,}", "eval-dot") for step, value in held_out
+            Dot(step, value, f"held-out {title.lower()} {value:.4f} after step {step:,}", "eval-dot")
+            for step, value in held_out
         ],
         rules=rules,
         bands=bands,

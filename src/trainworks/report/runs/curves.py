@@ -34,10 +34,13 @@ class Curves(ReportPart):
     tokens_per_s: tuple[Line, ...]
     eval_loss: tuple[Point, ...] = ()
     """Held-out loss of the effective steps that evaluated."""
+    accuracy: tuple[Line, ...] = ()
+    """Empty for a task whose training counts none."""
+    eval_accuracy: tuple[Point, ...] = ()
 
 
 def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
-    """Loss and tokens/s of the effective steps, and of the lost ones of every attempt."""
+    """Loss, accuracy and tokens/s of the effective steps, and of the lost ones of every attempt."""
     steps = metrics.steps()
     lost = steps.is_lost(returns_of(events))
     step, attempt, step_s = steps["step"], steps["attempt"], steps.training_s
@@ -54,6 +57,8 @@ def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
         loss=lines(steps["loss"]),
         tokens_per_s=lines(tokens_per_s),
         eval_loss=_thin(step[evaluated], steps["eval_loss"][evaluated]),
+        accuracy=lines(steps["accuracy"]),
+        eval_accuracy=_thin(step[evaluated], steps["eval_accuracy"][evaluated]),
     )
 
 

@@ -32,13 +32,21 @@ _BLOCK_VALUES = 1 << 20
 """Values drawn from one seed; a rank draws the blocks that its part touches."""
 
 Slices = tuple[slice, ...]
+SCORE = "score.weight"
+"""The head of a reward model. A checkpoint of a language model has none, and it is then drawn."""
 
 
-def draw_weights(parts: Iterable[Decoder], *, seed: int, progress: Callable[[], None] = lambda: None) -> None:
-    """Normal with `Decoder.initial_std`; norms 1, biases 0. `progress` is called for each parameter."""
+def draw_weights(
+    parts: Iterable[Decoder], *, seed: int, progress: Callable[[], None] = lambda: None, only: str = ""
+) -> None:
+    """Normal with `Decoder.initial_std`; norms 1, biases 0. `progress` is called for each parameter, and `only` those
+    are drawn whose names end so.
+    """
     with torch.no_grad():
         for part in parts:
             for name, parameter in part.named_parameters():
+                if not name.endswith(only):
+                    continue
                 progress()
                 local, place = _local_part(parameter)
                 std = part.initial_std(name)
@@ -92,7 +100,8 @@ def load_weights(
     *,
     progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Every parameter but those of adapters from the files of a Hugging Face model; `progress` is called for each.
+    """Every parameter but those of adapters, and a head of rewards that the files lack, from a Hugging Face model;
+    `progress` is called for each.
 
     Raises:
         EnvironmentProblem: a tensor is missing, has another shape, or a file cannot be read.
@@ -101,7 +110,7 @@ def load_weights(
         for part in parts:
             for name, parameter in part.named_parameters():
                 progress()
-                if not is_adapter(name):
+                if not is_adapter(name) and (name != SCORE or folder.has(name)):
                     local, place = _local_part(parameter)
                     local.copy_(_read(folder, stored_as(name, config), parameter.shape, place))
             for name, layer in part.named_modules():
@@ -172,6 +181,10 @@ class SafetensorsFolder:
                 f"cannot read the weights of `{folder}`: {error}",
                 hint="it needs model.safetensors or model.safetensors.index.json",
             ) from None
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self._files
 
     def read(self, name: str, shape: torch.Size, place: Slices) -> Tensor:
         """Part of a tensor, in fp32; the tensor must have that shape."""
