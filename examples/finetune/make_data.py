@@ -1,5 +1,5 @@
-"""Write the data of this example: texts for a tiny base model, conversations and pairs of answers to tune it on, some
-of both held out.
+"""Write the data of this example: texts for a tiny base model, conversations, pairs of answers and single answers with
+labels to tune it on, some of each held out.
 """
 
 from __future__ import annotations
@@ -35,8 +35,19 @@ def pair(left: int, right: int) -> dict[str, object]:
     }
 
 
+def answer(left: int, right: int) -> dict[str, object]:
+    """A question with one of both answers, and whether it is the short one, which is desirable."""
+    both, is_short = pair(left, right), left % 2 == 0
+    content = both["chosen" if is_short else "rejected"]
+    return {
+        "prompt": both["prompt"],
+        "completion": [{"role": "assistant", "content": content}],
+        "label": is_short,
+    }
+
+
 def main(folder: Path) -> None:
-    """Write texts/sums.jsonl, chats.jsonl, held-out.jsonl, pairs.jsonl and held-out-pairs.jsonl."""
+    """Write texts/sums.jsonl, chats.jsonl and held-out.jsonl, and pairs and answers, each NAME.jsonl and held-out-NAME.jsonl."""
     (folder / "texts").mkdir(parents=True, exist_ok=True)
     texts = [{"text": f"{left} plus {right} is {left + right}. "} for left, right in sums(4_000, seed=1)]
     (folder / "texts" / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
@@ -45,6 +56,8 @@ def main(folder: Path) -> None:
         ("held-out", chat, 100, 3),
         ("pairs", pair, 400, 4),
         ("held-out-pairs", pair, 100, 5),
+        ("answers", answer, 400, 6),
+        ("held-out-answers", answer, 100, 7),
     ):
         lines = [json.dumps(record(*numbers)) + "\n" for numbers in sums(count, seed)]
         (folder / f"{name}.jsonl").write_text("".join(lines))

@@ -18,6 +18,7 @@ from tests.worker.harness import TinyRun
 from tests.worker.test_adapters import GLOBAL_BATCH, LORA, SETTINGS, checkpoint, losses, peft_model, tune
 from tests.worker.test_adapters import LENGTH as ROW
 from tests.worker.test_preference import BETA, LENGTH, prefer
+from tests.worker.test_reward_model import CENTER, classifier
 from trainworks.config.finetune import Adapter
 from trainworks.worker.data.opening import Dataset as Rows
 from trainworks.worker.data.opening import open_dataset
@@ -65,7 +66,7 @@ def losses_of_trl(
     order: Callable[[Dataset], list[int]] | None = None,
     **own: Any,
 ) -> list[float]:
-    """Losses of its `SFTTrainer` or `DPOTrainer` with the settings of the run, on its samples in this order."""
+    """Losses of one of its trainers with the settings of the run, on its samples in this order."""
     settings = getattr(trl, f"{kind}Config")(
         **{
             "output_dir": str(folder / "trl"),
@@ -189,3 +190,55 @@ def test_preferences(prefer, checkpoint, tmp_path, form, adapter):
     in_order = [records[index] for index in rows_of(run)[1]]
     own: dict[str, Any] = {"output_dir": str(tmp_path / "trl"), "beta": BETA, "max_length": LENGTH + 1}
     assert_the_same(run, losses_of_trl("DPO", model_of(folder, adapter), folder, in_order, CHATML, **own))
+
+
+def test_a_reward_model(prefer, checkpoint, tmp_path):
+    """With margins and centered rewards; trl scores the token before the end, which is that of its padding."""
+    records = [
+        {
+            "prompt": f"{n} + {n % 7} is",
+            "chosen": f" {n + n % 7}.",
+            "rejected": " so" * (n % 5 + 1),
+            "margin": n % 3 / 2,
+        }
+        for n in range(STEPS * GLOBAL_BATCH)
+    ]
+    source, chat = stored(tmp_path, records, CHATML)
+    run = prefer(
+        "llama",
+        adapter=None,
+        **ALL_STEPS,
+        workload__data__source=source,
+        workload__data__chat={"pairs": True, "margins": True, "template": chat},
+        workload__preference={"method": "reward", "center_rewards_coefficient": CENTER},
+    )
+    assert run.train() == [0, 0]
+    folder, in_order = checkpoint("llama"), [records[index] for index in rows_of(run)[1]]
+    own: dict[str, Any] = {"output_dir": str(tmp_path / "trl"), "max_length": LENGTH}
+    own |= {"center_rewards_coefficient": CENTER}
+    assert_the_same(run, losses_of_trl("Reward", classifier(folder), folder, in_order, CHATML, **own))
+
+
+@pytest.mark.parametrize("adapter", [None, LORA], ids=["frozen copy", "adapter"])
+def test_answers_with_labels(prefer, checkpoint, tmp_path, adapter):
+    """KTO on texts; one answer fills its row with any prompt but its own."""
+    records: list[Any] = [
+        {"prompt": f"{n} + {n % 7} is", "completion": f" {n + n % 7}." if n % 3 else " so" * 9, "label": n % 3 > 0}
+        for n in range(STEPS * GLOBAL_BATCH - 1)
+    ]
+    records.append({"prompt": "1 + 1 is", "completion": " two" * 30, "label": False})
+    weights = {"desirable_weight": 1.5, "undesirable_weight": 0.75}
+    source, chat = stored(tmp_path, records, CHATML)
+    run = prefer(
+        "llama",
+        adapter=adapter,
+        **ALL_STEPS,
+        layout={"tp": 2, "micro_batch": GLOBAL_BATCH},
+        workload__data__source=source,
+        workload__data__chat={"labels": True, "template": chat},
+        workload__preference={"method": "kto", "beta": BETA, **weights},
+    )
+    assert run.train() == [0, 0]
+    folder, in_order = checkpoint("llama"), [records[index] for index in rows_of(run)[1]]
+    own: dict[str, Any] = {"output_dir": str(tmp_path / "trl"), "beta": BETA, "max_length": LENGTH + 1, **weights}
+    assert_the_same(run, losses_of_trl("KTO", model_of(folder, adapter), folder, in_order, CHATML, **own))

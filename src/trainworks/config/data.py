@@ -201,8 +201,9 @@ class Data(Spec):
             raise FieldError("`column` names a text, and `chat` reads messages", hint="remove one of them")
         if self.chat is not None and self.image_size is not None:
             raise FieldError("`chat` is for text, and `image_size` for images", hint="remove one of them")
-        if self.chat is not None and self.chat.pairs and self.pack:
-            raise FieldError("`pack` does not support `chat.pairs`: a pair is two rows of one conversation each")
+        for key in ("pairs", "labels"):
+            if self.pack and getattr(self.chat, key, False):
+                raise FieldError(f"`pack` does not support `chat.{key}`: a row of them has one conversation")
         return self
 
     @property
@@ -319,7 +320,7 @@ class Evaluation(Spec):
     """Global batches of each evaluation, always the same ones; `all` takes all held-out data."""
     metric: Metric = "loss"
     """Metric that decides which checkpoint is the best; `accuracy` for masked-lm, image-classification and
-    `preference`, where it is the share of pairs whose order the model has right."""
+    `preference`, where it is the share of pairs in the right order, or with KTO of answers on the right side."""
     metric_of: str | None = None
     """Name of the held-out set whose metric decides; the first one by default."""
     keep_best: bool = True

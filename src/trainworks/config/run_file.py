@@ -12,7 +12,7 @@ from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, cluster_from_text
 from trainworks.config.environment import RunEnvironment, environment_from_text
-from trainworks.config.finetune import Adapter, Preference
+from trainworks.config.finetune import Adapter, Chat, Preference, check_samples
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
 from trainworks.config.model import Model
@@ -35,7 +35,7 @@ class Workload(Spec):
     adapter: Adapter | None = None
     """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
     preference: Preference | None = None
-    """Train on pairs of answers (DPO) instead of on the next token; `{}` for the defaults."""
+    """Train on preferences (DPO, KTO, a reward model) instead of on the next token; `{}` for the defaults, DPO."""
     data: Data = Data()
     """Training data; not used with `task: module`, whose file builds its own dataset."""
     precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
@@ -74,14 +74,19 @@ class Workload(Spec):
         return self.adapter is not None or self.preference is not None
 
     @property
+    def trains_reward(self) -> bool:
+        """Whether the model gives a sequence one number, its reward, in place of logits."""
+        return self.preference is not None and not self.preference.has_reference
+
+    @property
     def lacks_weights(self) -> bool:
         """Whether a fine-tuning names no checkpoint to start from: it can be planned, and not run."""
         return self.is_fine_tuned and self.model.weights != "pretrained"
 
     @property
     def sequences_per_sample(self) -> int:
-        """Two for a pair of answers."""
-        return 1 if self.preference is None else 2
+        """Those that take a gradient: two for a pair of answers."""
+        return 1 if self.preference is None or self.data.chat is None else self.data.chat.conversations
 
     @property
     def tokens_per_step(self) -> int:
@@ -123,8 +128,9 @@ class Workload(Spec):
             raise FieldError("`task: masked-lm` does not support `pack`: it trains on full rows, without padding")
         if self.task != "causal-lm" and self.data.chat is not None:
             raise FieldError(f"`data.chat` needs `task: causal-lm`, not {self.task}")
-        if self.task != "causal-lm" and self.sample_prompt is not None:
-            raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {self.task} does not generate text")
+        if (self.task != "causal-lm" or self.trains_reward) and self.sample_prompt is not None:
+            what = "a reward model" if self.trains_reward else self.task
+            raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {what} does not generate text")
         return self
 
     @model_validator(mode="after")
@@ -135,23 +141,17 @@ class Workload(Spec):
             raise FieldError(
                 "`adapter` needs `task: causal-lm` and a checkpoint to adapt", hint="set `weights: pretrained`"
             )
-        has_reference = self.preference is not None
+        has_reference = self.preference is not None and self.preference.has_reference
         self.adapter.check(self.precision, lacks_weights=self.lacks_weights, has_reference=has_reference)
         return self
 
     @model_validator(mode="after")
     def _has_preferences(self) -> Workload:
-        pairs = self.data.chat is not None and self.data.chat.pairs
+        check_samples(self.preference, self.data.chat or Chat())
         if self.preference is None:
-            if pairs:
-                raise FieldError("`data.chat.pairs` is for `preference`", hint="set `preference: {beta: 0.1}`")
             return self
         if self.task != "causal-lm" or (self.lacks_weights and self.model.hf is not None):
-            raise FieldError(
-                "`preference` needs `task: causal-lm` and a checkpoint, the reference", hint="set `weights: pretrained`"
-            )
-        if not pairs:
-            raise FieldError("`preference` trains on pairs of answers", hint="set `data.chat: {pairs: true}`")
+            raise FieldError("`preference` needs `task: causal-lm` and a checkpoint", hint="set `weights: pretrained`")
         if self.precision == "fp8":
             raise FieldError("`preference` does not support `precision: fp8`", hint="set `precision: bf16`")
         return self

@@ -19,6 +19,7 @@ from trainworks.host import process
 from trainworks.host.folders import cache_folder
 from trainworks.measure.calibrate import remembered
 from trainworks.measure.worker_tasks import ask
+from trainworks.plan.parameters import reward_shape
 from trainworks.plan.shapes.conv_net import ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.shapes.presets import Vocabulary, default_vocabulary
 from trainworks.plan.shapes.transformer import PLANNED_TYPES, shape_of_hf_config, shape_of_model
@@ -171,13 +172,14 @@ def shape_and_vocabulary(workload: Workload) -> tuple[ModelShape, Vocabulary | N
     if workload.model.hf is None:
         taken = default_vocabulary(workload)
         entries = taken.entries if taken else workload.data.vocabulary or _entries_of(Path(workload.data.tokenizer))
-        return shape_of_model(workload.model, vocabulary=entries, sequence_length=length), taken
+        shape = shape_of_model(workload.model, vocabulary=entries, sequence_length=length)
+        return reward_shape(shape) if workload.trains_reward else shape, taken
     shape = shape_of_hf_config(hf_config(workload.model.hf) | _image_size(workload))
     if length > shape.max_sequence_length:
         raise UsageError(
             f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
         )
-    return shape, None
+    return reward_shape(shape) if workload.trains_reward else shape, None
 
 
 def conv_net(workload: Workload) -> ConvNetShape | None:

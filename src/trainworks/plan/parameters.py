@@ -257,6 +257,13 @@ def output_parameters(shape: ModelShape) -> int:
     return transform + (0 if shape.tie_embeddings else h * vocabulary)
 
 
+def reward_shape(shape: ModelShape) -> ModelShape:
+    """The model with a reward as its output: no matrix of the vocabulary, and a head of h."""
+    small = shape.small.model_copy(update={"model": shape.small.model + shape.hidden})
+    changed = shape.model_copy(update={"tie_embeddings": True, "small": small})
+    return changed.model_copy(update={"num_parameters": num_parameters(changed)})
+
+
 def head_matmul_parameters(shape: ModelShape) -> int:
     """The output's matrices, tied or not: h V, with a transform h V + h^2."""
     return shape.hidden * (shape.vocabulary + (shape.hidden if shape.head_transform else 0))

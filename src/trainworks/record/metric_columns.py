@@ -15,7 +15,7 @@ from trainworks.record.metrics import named_figures
 from trainworks.record.step_time import StepTimeGroups
 
 COLUMNS = (
-    *("step", "attempt", "t", "loss", "grad_norm", "lr", "tokens", "step_s"),
+    *("step", "attempt", "t", "loss", "accuracy", "grad_norm", "lr", "tokens", "step_s"),
     *("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s", "other_s", "memory_peak_bytes"),
 )
 """Numbers of a row; NaN where a row lacks the value."""
@@ -119,7 +119,7 @@ class Steps:
 
 
 class MetricColumns:
-    """Columns of a metrics file, of 216 bytes a row; empty before the first look.
+    """Columns of a metrics file, of 224 bytes a row; empty before the first look.
 
     Args:
         file: `metrics.jsonl`, which need not exist yet.

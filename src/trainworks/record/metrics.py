@@ -52,7 +52,8 @@ class EvaluationResult(TypedDict):
     """Mean over all items of the held-out data, or of the part of it that `eval.steps` chooses. A program of your own
     may have an accuracy alone."""
     accuracy: NotRequired[float]
-    """Share of the labels that the model predicts, 0-1; of masked-lm and image-classification."""
+    """Share of the labels that the model predicts, 0-1, of masked-lm and image-classification; with `preference` of the
+    pairs, or answers, that it has right."""
     samples: NotRequired[int]
     """Sequences, images or samples that it has seen."""
     figures: NotRequired[dict[str, float]]
@@ -78,6 +79,9 @@ class MetricsRow(TypedDict):
     """End of the step, seconds since the epoch."""
     loss: NotRequired[float]
     """Mean over all tokens of the global batch, natural logarithm; absent in a row that is an evaluation alone."""
+    accuracy: NotRequired[float]
+    """Share of the global batch that the model had right before the step, 0-1: pairs in the right order, or with KTO
+    answers on the right side; of `preference`."""
     grad_norm: NotRequired[float]
     """Norm before clipping."""
     lr: NotRequired[float]

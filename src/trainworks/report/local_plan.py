@@ -81,11 +81,15 @@ def _experts(plan: Plan) -> str:
 
 
 def _preference(workload: Workload) -> str:
-    """How pairs are compared; empty for a run without preferences."""
-    if workload.preference is None:
+    """How answers are compared; empty for a run without preferences."""
+    preference = workload.preference
+    if preference is None:
         return ""
+    if preference.method == "reward":
+        return "a reward model: a scalar head on the last token, trained on pairs of answers"
     reference = "a frozen copy" if workload.adapter is None else "the model without its adapter"
-    return f"DPO with beta {workload.preference.beta:g} on pairs of answers; the reference is {reference}"
+    what = "pairs of answers" if preference.method == "dpo" else "single answers with labels"
+    return f"{preference.method.upper()} with beta {preference.beta:g} on {what}; the reference is {reference}"
 
 
 def _energy(plan: Plan, power_limit_w: float | None) -> str:

@@ -21,9 +21,15 @@ from trainworks.report.wording import comparison_rows
 from trainworks.units import format_count
 
 _ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_AUTO = {"causal-lm": "CausalLM", "masked-lm": "MaskedLM", "image-classification": "ImageClassification"}
+_AUTO = {
+    "causal-lm": "CausalLM",
+    "masked-lm": "MaskedLM",
+    "image-classification": "ImageClassification",
+    "reward": "SequenceClassification",
+}
 _PIPELINES = {
     "causal-lm": "text-generation",
+    "reward": "text-classification",
     "masked-lm": "fill-mask",
     "image-classification": "image-classification",
 }
@@ -85,7 +91,7 @@ def _sources(workload: Workload) -> list[str]:
 def _front_matter(workload: Workload, name: str, held_out: EvaluationResult | None, *, with_adapter: bool) -> str:
     from huggingface_hub import EvalResult, ModelCardData  # noqa: PLC0415  # half a second that only few need
 
-    pipeline, base = _PIPELINES.get(workload.task), workload.model.hf
+    pipeline, base = _PIPELINES.get("reward" if workload.trains_reward else workload.task), workload.model.hf
     on_hub = [
         each.source.removeprefix("hf://").removeprefix("datasets/")
         for each in (workload.data.sources if workload.task != "module" else ())
@@ -111,7 +117,7 @@ def _front_matter(workload: Workload, name: str, held_out: EvaluationResult | No
 
 
 def _loading(workload: Workload, *, with_adapter: bool) -> list[str]:
-    kind = _AUTO.get(workload.task)
+    kind = _AUTO.get("reward" if workload.trains_reward else workload.task)
     if kind is None:
         return ["The files hold a state dict, for `load_state_dict` of the module that was trained."]
     names = f"AutoModelFor{kind}"

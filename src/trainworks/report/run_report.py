@@ -137,9 +137,14 @@ def _loss(report: Report) -> list[Block]:
     text = f"Lowest {lowest.loss:.3f} at step {lowest.step:,}." if lowest else "No finite loss was recorded."
     by_unit = {"tokens": "Nats per token", "images": "Nats per image", "": f"From {report.training.source}"}
     unit = by_unit.get(report.training.unit, "In the unit of the task")
-    sets = {name: points for name, points in report.curves.held_out.items() if name.endswith("/loss")}
-    held_out = sets or ({"held-out loss": report.curves.eval_loss} if report.curves.eval_loss else {})
-    return _step_chart(report, "Loss", f"{unit}, over optimizer steps. {text}", report.curves.loss, held_out=held_out)
+    curves, share = report.curves, "Share that the model had right before each optimizer step."
+    sets = {name: points for name, points in curves.held_out.items() if name.endswith("/loss")}
+    held_out = sets or ({"held-out loss": curves.eval_loss} if curves.eval_loss else {})
+    right = {"held-out accuracy": curves.eval_accuracy} if curves.eval_accuracy else {}
+    return [
+        *_step_chart(report, "Loss", f"{unit}, over optimizer steps. {text}", curves.loss, held_out=held_out),
+        *_step_chart(report, "Accuracy", share, curves.accuracy, floor=0.0, held_out=right),
+    ]
 
 
 def _throughput(report: Report) -> list[Block]:

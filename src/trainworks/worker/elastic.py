@@ -297,7 +297,7 @@ class _NodeAgent(LocalElasticAgent):
     def _wait_for_ends(self, processes: Sequence[BaseProcess]) -> None:
         """Until a rank ends or returns its result, or the next look is due."""
         assert isinstance(self._pcontext, MultiprocessContext)
-        results = [queue._reader for queue in self._pcontext._ret_vals.values()]
+        results = [queue._reader for queue in self._pcontext._ret_vals.values()]  # type: ignore[attr-defined]
         multiprocessing.connection.wait([*(process.sentinel for process in processes), *results], _LOOK_EVERY_S)
 
     def _processes(self) -> Sequence[BaseProcess]:

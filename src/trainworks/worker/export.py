@@ -12,12 +12,18 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto import modeling_auto
 
 from trainworks.config.run_file import Workload
@@ -123,9 +129,10 @@ def export(
         if data is None:
             facts = _write_state(folder, part, dtype, file_bytes)
         elif workload.adapter is not None:
-            model, base = resolved.plan.model, manifest.base_fingerprint
-            facts = write_adapted(workload, model, folder, part, dtype, base_fingerprint=base, merge=merge)
-            write_tokenizer(workload, Tokenization.read(data), part)
+            tokenization, base = Tokenization.read(data), manifest.base_fingerprint
+            config = _config_of(workload, resolved.plan, tokenization)
+            facts = write_adapted(workload, config, folder, part, dtype, base_fingerprint=base, merge=merge)
+            write_tokenizer(workload, tokenization, part)
         elif workload.task == "causal-lm":
             facts = _write_causal(resolved.plan, workload, data, folder, part, dtype, file_bytes)
         else:
@@ -138,17 +145,27 @@ def export(
 def _write_causal(
     plan: Plan, workload: Workload, data: Path, folder: Path, part: Path, dtype: str, file_bytes: int
 ) -> Written:
-    config = model_config(workload.model, plan.model)
     tokenization = Tokenization.read(data)
+    config = _config_of(workload, plan, tokenization)
     write = _write_whole if decoder_config(config) is None else _write_decoder
-    facts = write(folder, config, part, dtype, file_bytes)
-    config.architectures = [modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    facts = write(folder, config, part, dtype, file_bytes, scores=workload.trains_reward)
     if workload.model.hf is None:  # given by dimensions: it gets the token that ends its documents
         end = end_of_text(tokenization.tokenizer)
         config.bos_token_id, config.eos_token_id = end, end
     _write_config(config, part, dtype)
     write_tokenizer(workload, tokenization, part)
     return facts
+
+
+def _config_of(workload: Workload, plan: Plan, tokenization: Tokenization) -> PretrainedConfig:
+    """The config of the whole model; a reward model has one output, and names the token that rows are filled with."""
+    config = model_config(workload.model, plan.model)
+    architectures: Mapping[str, str] = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if workload.trains_reward:
+        architectures = modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES
+        config.num_labels, config.pad_token_id = 1, tokenization.padding
+    config.architectures = [architectures[config.model_type]]
+    return config
 
 
 def _write_transformer(
@@ -182,12 +199,14 @@ def _write_state(folder: Path, part: Path, dtype: str, file_bytes: int) -> Writt
     return _write_files(folder, tensors, state, content, part, dtype, file_bytes)
 
 
-def _write_decoder(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> Written:
+def _write_decoder(
+    folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int, *, scores: bool
+) -> Written:
     """One file after the other; the parameters that a file needs are read for it, and forgotten."""
     decoder = decoder_config(config)
     assert decoder is not None
     with torch.device("meta"):
-        parameters = dict(Decoder(decoder).named_parameters())
+        parameters = dict(Decoder(replace(decoder, scores=scores)).named_parameters())
     tensors = stored_names(list(parameters), config)
 
     def content(names: Sequence[str], values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -252,9 +271,12 @@ def _tensor(
     return whole.to(dtype).contiguous()
 
 
-def _write_whole(folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int) -> Written:
+def _write_whole(
+    folder: Path, config: PretrainedConfig, part: Path, dtype: str, file_bytes: int, *, scores: bool
+) -> Written:
     """A model that `transformers` computes, written by it; all of it is in memory."""
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32)
     state = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     with torch.no_grad():
         for name, value in read_tensors(folder, state).items():
@@ -317,6 +339,9 @@ def write_tokenizer(workload: Workload, tokenization: Tokenization, part: Path) 
             PreTrainedTokenizerFast(tokenizer_object=loaded, model_max_length=length, **special).save_pretrained(part)
         write_atomic(part / TOKENIZER, tokenization.tokenizer_json)
         if (style := tokenization.chat) is not None:
+            if workload.trains_reward:
+                padding = tokenization.tokenizer.id_to_token(tokenization.padding)
+                style = replace(style, tokens=style.tokens | {"pad_token": str(padding)})
             write_atomic(part / TEMPLATE, style.template)
             _name_special_tokens(part / TOKENIZER_CONFIG, style)
             (part / TOKENS_MAP).unlink(missing_ok=True)  # its tokens would count before them

@@ -26,7 +26,6 @@ from trainworks.config.finetune import Adapter
 from trainworks.config.run_file import Workload
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lock, write_atomic
-from trainworks.record.model_shape import ModelShape
 from trainworks.units import format_bytes
 from trainworks.worker.checkpoint.shards import LoadPlannerOfValues, reader_of
 from trainworks.worker.data.command import print_facts
@@ -34,8 +33,8 @@ from trainworks.worker.models.adapters import linear_layers
 from trainworks.worker.models.decoder import Decoder
 from trainworks.worker.models.families import adaptable_decoder, names_in_files
 from trainworks.worker.models.nf4 import dequantized, quantized
-from trainworks.worker.models.transformer import blocks_of, checkpoint_folder, hub_origin, model_config
-from trainworks.worker.models.weights import PEFT, fingerprint_of_weights
+from trainworks.worker.models.transformer import blocks_of, checkpoint_folder, hub_origin
+from trainworks.worker.models.weights import PEFT, SCORE, fingerprint_of_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Number formats of exported weights."""
@@ -157,7 +156,7 @@ def report(done: int, total: int) -> None:
 
 def write_adapted(
     workload: Workload,
-    shape: ModelShape,
+    config: PretrainedConfig,
     folder: Path,
     part: Path,
     dtype: str,
@@ -165,7 +164,8 @@ def write_adapted(
     base_fingerprint: str | None,
     merge: bool,
 ) -> Written:
-    """Write the adapter of the checkpoint in `folder` to `part`, or the whole model with it if `merge` is set.
+    """Write the adapter of the checkpoint in `folder` to `part`, or the whole model with it if `merge` is set; of a
+    reward model with its head.
 
     Raises:
         EnvironmentProblem: the checkpoint, or that which the adapter belongs to, cannot be read, or `merge` would take
@@ -173,13 +173,14 @@ def write_adapted(
         DiskFullError: no space left.
     """
     assert workload.adapter is not None and workload.model.hf is not None
-    config = model_config(workload.model, shape)
-    matrices = read_tensors(folder, {name: like for name, like in state_of(folder).items() if ".lora_" in name})
+    matrices = read_tensors(folder, state_of(folder))
     layer_of = names_in_files(config)
     trained = {
         f"{layer_of(name.partition('.lora_')[0])}.lora_{name.partition('.lora_')[2]}": value
         for name, value in matrices.items()
+        if ".lora_" in name
     }
+    trained |= {SCORE: value for name, value in matrices.items() if name.endswith(SCORE)}  # noqa: B035  # one at most
     base = checkpoint_folder(workload.model.hf)
     is_same = base_fingerprint in (None, fingerprint_of_weights(base))
     if not merge:
@@ -205,10 +206,11 @@ def _write_adapter(
     assert adapter is not None
     content = {f"{PEFT}{name}": value.to(DTYPES[dtype]).contiguous() for name, value in trained.items()}
     save_tensors(content, part / "adapter_model.safetensors")
-    layers = [name.partition(".lora_")[0] for name in trained]
+    layers = [name.partition(".lora_")[0] for name in trained if name != SCORE]
     settings = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if SCORE in trained else "CAUSAL_LM",
+        "modules_to_save": ["score"] if SCORE in trained else None,
         "base_model_name_or_path": origin[0] if origin else workload.model.hf,
         "revision": origin[1] if origin else None,
         "r": adapter.rank,
@@ -232,17 +234,20 @@ def _write_merged(
     """One file of the checkpoint after the other, with alpha / rank * B A added to the weights that have an adapter;
     their rows then have its magnitudes as norms, if it has those.
 
-    Weights that were kept in 4 bits are written as these have them: the adapter was trained to go with those.
+    Weights that were kept in 4 bits are written as these have them: the adapter was trained to go with those. The head
+    of a reward model takes the place of the output matrix; the first file has it.
     """
     frozen = _nf4_layers(config) if adapter.base == "nf4" else set()
     transposed = config.model_type in _CONV1D
     files = sorted(base.glob("*.safetensors"))
     total = sum(file.stat().st_size for file in files)
     tensors = size = done = 0
+    head = {SCORE: trained[SCORE]} if SCORE in trained else {}
+    replaced = {"lm_head.weight", SCORE} if head else set()
     for file in files:
-        content: dict[str, Tensor] = {}
+        content = {name: value.to(DTYPES[dtype]) for name, value in head.items() if file == files[0]}
         with safe_open(file, "pt") as stored:
-            for name in stored.keys():  # noqa: SIM118  # it has no iterator
+            for name in [each for each in stored.keys() if each not in replaced]:  # noqa: SIM118  # no iterator
                 value = _merged(stored.get_tensor(name), name, adapter, trained, frozen, transposed=transposed)
                 content[name] = value.to(DTYPES[dtype]).contiguous() if value.is_floating_point() else value
         save_tensors(content, part / file.name)
@@ -251,7 +256,10 @@ def _write_merged(
         done += file.stat().st_size
         report(done, total)
     if (base / _INDEX).is_file():
-        shutil.copyfile(base / _INDEX, part / _INDEX)
+        index = json.loads((base / _INDEX).read_bytes())
+        where = {name: file for name, file in index["weight_map"].items() if name not in replaced}
+        index["weight_map"] = where | dict.fromkeys(head, files[0].name)
+        write_atomic(part / _INDEX, json.dumps(index, indent=2) + "\n")
     config.dtype = DTYPES[dtype]
     with naming_full_disk(part):
         config.save_pretrained(part)

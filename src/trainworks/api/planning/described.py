@@ -32,6 +32,7 @@ from trainworks.plan.cost.renting import accelerator_price
 from trainworks.plan.degrees import resolved_of
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.traffic import apply_design
+from trainworks.plan.parameters import reward_shape
 from trainworks.plan.programs import planned_programs
 from trainworks.plan.run.pricing import described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
@@ -289,6 +290,8 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
         length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
         return PlannedModel(shape, length, steps, software, is_ours, note, adapter)
     published, length = published_shape(workload, workload.model.preset, source)
+    if workload.trains_reward and isinstance(published, ModelShape):
+        published = reward_shape(published)
     return PlannedModel(published, length, steps, software, is_ours, adapter=adapter)
 
 

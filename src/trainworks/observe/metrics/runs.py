@@ -225,6 +225,9 @@ _METRICS = (
     _metric("planned_steps", _planned(attrgetter("num_steps")), "Optimizer steps of the whole run.", _PLAN),
     _metric("last_step_timestamp_seconds", _latest("t"), "Time of the last recorded step.", "metrics.jsonl"),
     _metric("loss", _latest("loss"), "Loss of the last step, mean over the tokens, in nats.", "metrics.jsonl"),
+    _metric(
+        "accuracy", _latest("accuracy"), "Share that the last step of `preference` had right, 0 to 1.", "metrics.jsonl"
+    ),
     _metric("held_out_loss", _held_out("loss"), "Loss of the last evaluation on held-out data.", "metrics.jsonl"),
     _metric("held_out_accuracy", _held_out("accuracy"), "Accuracy of the last evaluation, 0 to 1.", "metrics.jsonl"),
     _metric(

@@ -107,7 +107,7 @@ def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     unit = workload.unit if workload else "samples"
     training_s = row["step_s"] - row.get("evaluation_s", 0.0) - row.get("callback_s", 0.0)
     rate = row.get("tokens", 0) / training_s if training_s > 0 else 0.0
-    named = {"loss": "loss", "grad_norm": "grad_norm", "lr": "learning_rate"}
+    named = {"loss": "loss", "accuracy": "accuracy", "grad_norm": "grad_norm", "lr": "learning_rate"}
     values = {f"train/{name}": float(row[key]) for key, name in named.items() if key in row}  # type: ignore[literal-required]
     values |= {f"train/{unit}_per_s": rate} if "tokens" in row else {}
     plan = resolved.plan

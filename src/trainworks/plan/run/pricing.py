@@ -1,7 +1,8 @@
 """A workload on ranks at hand, as a job of the planner: measured rates in place of those of the catalogue.
 
-Preference tuning (DPO) changes memory and time: samples are pairs, and a frozen reference reads them first. Symbols: N
-parameters of the model, s ranks that share them.
+Preferences change memory and time. Samples of DPO are pairs, and a frozen reference reads them first. KTO trains on
+single answers; model and reference read as many others, too. A reward model has no output matrix. Symbols: N parameters
+of the model, s ranks that share them, F forwards without gradients: 1 with DPO, 3 with KTO.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.memory import Memories
+from trainworks.plan.parameters import head_matmul_parameters
 from trainworks.plan.run import adapters
 from trainworks.plan.run.memory import FULL_PRECISIONS, RunMemories, effective_layouts, run_memories
 from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_bytes, orthogonalisation_s, update_factor
@@ -37,10 +39,6 @@ from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
 from trainworks.record.step_time import StepTimeTerms
-
-_HEAD = 5 / 3
-"""Products of the output matrix by those of plain training: two of forward, as backward computes the logits again, two
-of backward, and one of the reference; of three."""
 
 
 def count_in_sequences(layouts: Layouts, workload: Workload) -> Layouts:
@@ -165,6 +163,8 @@ class RunJob(TrainingJob):
             autocast=self.software.autocast,
             attention=self.attention,
         )
+        if self.workload.trains_reward:
+            memories = replace(memories, logits_bytes=np.zeros(len(layouts)))
         adapter, shape = self.workload.adapter, self.shape
         held = effective_layouts(shape, layouts, self.precision, self.device)
         if adapter is not None:
@@ -184,20 +184,22 @@ class RunJob(TrainingJob):
             gone_bytes = memories.activations_bytes + memories.logits_bytes + memories.working_bytes
             working_bytes = memories.working_bytes + np.maximum(0.0, update_bytes - gone_bytes)
             memories = replace(memories, working_bytes=working_bytes)
-        if self.workload.preference is None or adapter is not None:  # adapters need no copy
+        if not self._further_forwards or adapter is not None:  # adapters need no copy
             return memories
         shards = held.tp * np.where(held.zero > 0, np.maximum(1.0, held.dp_shard * held.cp), 1.0)
         copy_bytes = (2.0 if self.precision == "bf16" else 4.0) * shape.num_parameters / shards
         return replace(memories, weights_bytes=memories.weights_bytes + copy_bytes)
 
     def step_times(self, layouts: Layouts, coefficients: Coefficients = COEFFICIENTS) -> StepTimes:
-        """One optimizer step of every layout; with a preference also the forward of the reference.
+        """One optimizer step of every layout; with a reference also the F forwards without gradients.
 
-        forward     twice
-        host        4 / 3: of two passes backward has twice the operations of forward
-        head        `_HEAD`
-        tp          3 / 2: backward exchanges as much as forward
-        dp          shards gather weights three times instead of twice, beside the gradients
+        forward     1 + F times
+        host        (3 + F) / 3: of two passes backward has twice the operations of forward
+        head        (4 + F) / 3: two products of forward, as backward computes the logits again, and two of backward;
+                    nothing of a reward model
+        tp          (2 + F) / 2: backward exchanges as much as forward
+        dp          shards gather weights once more, beside the gradients, and with KTO twice: its reference reads both
+                    answers at once
         """
         layouts = count_in_sequences(layouts, self.workload)
         times = TrainingJob.step_times(self, layouts, coefficients)
@@ -216,18 +218,27 @@ class RunJob(TrainingJob):
                 precision=precision,
                 memory_bytes_per_s=self.rates(coefficients).device.memory_bytes_per_s,
             )
-        if self.workload.preference is None:
+        if self.workload.trains_reward:
+            times = replace(times, head_s=np.zeros(len(layouts)))
+        if not (further := self._further_forwards):
             return times
         weights, gradients = element_bytes(precision), 4.0
-        gathered = np.where(layouts.zero >= 3, (3 * weights + gradients) / (2 * weights + gradients), 1.0)
+        again = (2 + min(further, 2)) * weights
+        gathered = np.where(layouts.zero >= 3, (again + gradients) / (2 * weights + gradients), 1.0)
         return replace(
             times,
-            forward_s=2 * times.forward_s,
-            host_s=times.host_s * 4 / 3,
-            head_s=times.head_s * _HEAD,
-            tp_s=times.tp_s * 3 / 2,
+            forward_s=(1 + further) * times.forward_s,
+            host_s=times.host_s * (3 + further) / 3,
+            head_s=times.head_s * (4 + further) / 3,
+            tp_s=times.tp_s * (2 + further) / 2,
             dp_s=times.dp_s * gathered,
         )
+
+    @property
+    def _further_forwards(self) -> int:
+        """F."""
+        preference = self.workload.preference
+        return 0 if preference is None else {"dpo": 1, "kto": 3, "reward": 0}[preference.method]
 
     @property
     def tokens_per_sample(self) -> int:
@@ -236,11 +247,13 @@ class RunJob(TrainingJob):
 
     @property
     def flops_per_token(self) -> float:
-        """Model FLOPs per token; frozen weights have no gradient, and a reference has forward alone, a third."""
+        """Model FLOPs per token; frozen weights have no gradient, and each forward without gradients has a third."""
         shape, length, adapter = self.shape, self.sequence_length, self.workload.adapter
         plain = model_flops_per_token(shape, length)
         trained = plain if adapter is None else adapters.adapted_flops_per_token(shape, adapter, length)
-        return trained if self.workload.preference is None else trained + plain / 3
+        if self.workload.trains_reward:
+            trained -= (6.0 if adapter is None else 4.0) * head_matmul_parameters(shape)
+        return trained + self._further_forwards * plain / 3
 
     @property
     def flops_per_sequence(self) -> float:

@@ -32,10 +32,9 @@ def sequences_in(data: Data, tokens: int) -> int:
     """Samples in that many tokens: pairs of rows, rows of `sequence_length + 1` of whole documents, or sequences that
     overlap by one.
     """
-    if data.chat is not None and data.chat.pairs:
-        return tokens // (2 * (data.sequence_length + 1))
-    rows_are_whole = data.pack or data.chat is not None
-    return tokens // (data.sequence_length + 1) if rows_are_whole else (tokens - 1) // data.sequence_length
+    if data.chat is not None:
+        return tokens // data.chat.row_tokens(data.sequence_length)
+    return tokens // (data.sequence_length + 1) if data.pack else (tokens - 1) // data.sequence_length
 
 
 def steps_of_epochs(workload: Workload, samples: int) -> int:

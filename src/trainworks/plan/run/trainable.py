@@ -268,9 +268,18 @@ def _fine_tuning(layouts: Layouts, workload: Workload, shape: ModelShape) -> Ite
     if not workload.is_fine_tuned:
         return
     adapter, hint = workload.adapter, "use `dp_shard` or `tp` to spread the model, `dp_replicate` to copy it"
-    what = "a model with a reference (`preference`)" if workload.preference else "an adapter"
-    axes = ("pp", "cp", "ep") if workload.preference else ("cp", "ep")
+    preference = workload.preference
+    what = "an adapter" if preference is None else "a model that trains on preferences (`preference`)"
+    axes = ("cp", "ep") if preference is None else ("pp", "cp", "ep")
     yield from _uncut(layouts, axes, f"{what} is not cut over {{}}", hint)
+    yield (
+        "micro_batch",
+        (layouts.micro_batch == 1) & (preference is not None and preference.method == "kto"),
+        lambda one: (
+            "KTO joins each prompt with another answer of its micro-batch, and micro_batch is 1",
+            "set `micro_batch: 2` or more",
+        ),
+    )
     if adapter and adapter.base == "nf4":
         yield from _uncut(layouts, ("tp",), "blocks of 4-bit weights are not cut over {}", "set `adapter.base: bf16`")
     if adapter and adapter.dropout:

@@ -38,10 +38,13 @@ class Curves(ReportPart):
     """Held-out loss of the effective steps that evaluated; with several sets of the one that decides."""
     held_out: dict[str, tuple[Point, ...]] = Field(default_factory=dict)
     """Named figures of the same evaluations, such as `wiki/loss`."""
+    accuracy: tuple[Line, ...] = ()
+    """Empty for a task whose training counts none."""
+    eval_accuracy: tuple[Point, ...] = ()
 
 
 def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
-    """Loss and tokens/s of the effective steps, and of the lost ones of every attempt."""
+    """Loss, accuracy and tokens/s of the effective steps, and of the lost ones of every attempt."""
     steps = metrics.steps()
     lost = steps.is_lost(returns_of(events))
     step, attempt, step_s = steps["step"], steps["attempt"], steps.training_s
@@ -59,6 +62,8 @@ def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
         tokens_per_s=lines(tokens_per_s),
         eval_loss=_thin(step[evaluated], steps["eval_loss"][evaluated]),
         held_out=_named(steps.where(evaluated)),
+        accuracy=lines(steps["accuracy"]),
+        eval_accuracy=_thin(step[evaluated], steps["eval_accuracy"][evaluated]),
     )
 
 

@@ -107,6 +107,10 @@ class DatasetCard(Spec):
     """A packed row has one document."""
     pairs: bool = False
     """Two rows, of a preferred answer and of another one, are a sample."""
+    margins: bool = False
+    """Rows of a pair have its margin behind their tokens."""
+    labels: bool = False
+    """Rows have the label of their answer behind their tokens."""
     chats: ChatCounts | None = None
     padding_tokens: int = 0
     """Tokens that only fill up rows of packed documents."""
@@ -124,6 +128,11 @@ class DatasetCard(Spec):
     """Sources of a mixture."""
     store: str | None = None
     """Address that the shards are streamed from; None if they are beside the card."""
+
+    @property
+    def form(self) -> tuple[bool, ...]:
+        """What a row is; sources of a run, and its held-out data, have the same."""
+        return self.marked, self.one_per_row, self.pairs, self.margins, self.labels
 
     @property
     def companions(self) -> list[str]:

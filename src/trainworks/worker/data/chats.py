@@ -9,11 +9,14 @@ A record of a source has one of these forms:
     instruction    and output, and perhaps input, which is put below the instruction
 
 A record of preferences has `chosen` and `rejected`, two texts that follow the text or the messages of `prompt`, or two
-lists of messages, which may begin with it.
+lists of messages, which may begin with it; and perhaps a number `margin`. One of a single answer has a `label` beside
+any of the forms above, true or false.
 """
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +48,8 @@ class Example:
     """The template has closed it: no end-of-text token is to follow."""
     place: Callable[[], str] = "an unknown place".strip
     """Place of the record, for errors."""
+    value: float = 0.0
+    """Margin of its pair, or 1 of a desirable answer."""
 
 
 def check_style(style: ChatStyle) -> None:
@@ -91,16 +96,34 @@ def examples_of(record: Record, style: ChatStyle, *, loss_on: LossOn) -> list[Ex
     ]
 
 
-def pair_of(record: Record, style: ChatStyle, *, loss_on: LossOn) -> tuple[Example, Example]:
-    """The preferred conversation of a record and the other one, each with its answers.
+def pair_of(record: Record, style: ChatStyle, *, loss_on: LossOn, has_margin: bool = False) -> tuple[Example, Example]:
+    """The preferred conversation of a record and the other one, each with its answers, and with the margin.
 
     Raises:
-        UsageError: the record has no pair, no answer, or the template refuses it; with file and line.
+        UsageError: the record has no pair, no answer, no margin where it needs one, or the template refuses it; with
+            file and line.
     """
+    margin = record.fields.get("margin") if has_margin else 0.0
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+        hint = "give each pair a `margin`, or leave `data.chat.margins` out"
+        raise UsageError(f"{record.place()}: `margin` is {json.dumps(margin)}, not a finite number", hint=hint)
     chosen, rejected = (
         examples_of(replace(record, fields=fields), style, loss_on=loss_on)[-1] for fields in _sides(record)
     )
-    return chosen, rejected
+    return replace(chosen, value=float(margin)), replace(rejected, value=float(margin))
+
+
+def labelled_answer(record: Record, style: ChatStyle, *, loss_on: LossOn) -> Example:
+    """The conversation of a record with its last answers, and 1 as its value if the label says that it is desirable.
+
+    Raises:
+        UsageError: the record has no label, no answer, or the template refuses it; with file and line.
+    """
+    label = record.fields.get("label")
+    if label not in (True, False):
+        hint = "write true for a desirable answer, and false for an undesirable one"
+        raise UsageError(f"{record.place()}: `label` is {json.dumps(label)}, not true or false", hint=hint)
+    return replace(examples_of(record, style, loss_on=loss_on)[-1], value=float(label))
 
 
 def _sides(record: Record) -> list[Mapping[str, Any]]:

@@ -15,7 +15,7 @@ from trainworks.config.spec import Spec
 from trainworks.errors import UsageError
 from trainworks.worker.data.inputs import Piece, Record, documents, records
 from trainworks.worker.data.tokenization import ChatStyle, Tokenization, end_of_text
-from trainworks.worker.data.tokens import COUNTED, MARKED_DTYPE, Tokens
+from trainworks.worker.data.tokens import COUNTED, MARKED_DTYPE, VALUE_DTYPE, Tokens
 
 if TYPE_CHECKING:
     from trainworks.worker.data.chats import Example
@@ -40,6 +40,11 @@ class Recipe(Spec):
     def marked(self) -> bool:
         """Tokens carry the marks START and COUNTED of `packing`, which set documents of a row apart."""
         return self.row is not None
+
+    @property
+    def has_values(self) -> bool:
+        """A row has a number behind its tokens."""
+        return self.chat is not None and self.chat.has_values
 
 
 def encoder_of(recipe: Recipe, tokenization: Tokenization) -> TextEncoder | ChatEncoder:
@@ -84,7 +89,7 @@ class ChatEncoder:
         from trainworks.worker.data import chats  # noqa: PLC0415  # imports `transformers`
 
         self.counts: Counter[str] = Counter()
-        self._examples_of, self._pair_of = chats.examples_of, chats.pair_of
+        self._chats = chats
         self._style = style
         self._tokenizer = tokenizer
         self._chat = chat
@@ -103,24 +108,30 @@ class ChatEncoder:
             encodings = iter(self._tokenizer.encode_batch(texts, add_special_tokens=False))
             encoded = [[self._marked(example, next(encodings)) for example in sample] for sample in batch]
             yield (
-                [each for sample in encoded for each in self._whole(sample)],
+                [each for sample, tokens in zip(batch, encoded, strict=True) for each in self._whole(sample, tokens)],
                 sum(len(text.encode()) for text in texts),
             )
 
     def _samples_of(self, record: Record) -> list[tuple[Example, ...]]:
         """Conversations that are kept or dropped together: each alone, or the two of a pair."""
-        if self._chat.pairs:
-            return [self._pair_of(record, self._style, loss_on=self._chat.loss_on)]
-        return [(example,) for example in self._examples_of(record, self._style, loss_on=self._chat.loss_on)]
+        chat, style = self._chat, self._style
+        if chat.pairs:
+            return [self._chats.pair_of(record, style, loss_on=chat.loss_on, has_margin=chat.margins)]
+        if chat.labels:
+            return [(self._chats.labelled_answer(record, style, loss_on=chat.loss_on),)]
+        return [(example,) for example in self._chats.examples_of(record, style, loss_on=chat.loss_on)]
 
-    def _whole(self, sample: list[Tokens | None]) -> list[Tokens]:
-        """The conversations of a sample, none if one of them is dropped."""
-        kept = [each for each in sample if each is not None]
-        if len(kept) < len(sample):
-            self.counts["dropped"] += len(sample)
+    def _whole(self, sample: tuple[Example, ...], tokens: list[Tokens | None]) -> list[Tokens]:
+        """The conversations of a sample, each with the bits of its value behind it; none if one of them is dropped."""
+        kept = [each for each in tokens if each is not None]
+        if len(kept) < len(tokens):
+            self.counts["dropped"] += len(tokens)
             return []
         self.counts["answer_tokens"] += sum(int((each[1:] & COUNTED > 0).sum()) for each in kept)
-        return kept
+        if not self._chat.has_values:
+            return kept
+        values = np.array([each.value for each in sample], dtype=VALUE_DTYPE).view(MARKED_DTYPE)
+        return [np.append(each, value) for each, value in zip(kept, values, strict=True)]
 
     def _marked(self, example: Example, encoding: Encoding) -> Tokens | None:
         """A token belongs to an answer if its first character does. None if the conversation is dropped."""

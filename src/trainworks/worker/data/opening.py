@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.config.data import Data
+from trainworks.config.finetune import Chat
 from trainworks.host.folders import cache_folder
 from trainworks.worker.data.card import DatasetCard, fingerprint, read_card
 from trainworks.worker.data.images import FolderImages, ShardedImages, read_files
@@ -20,7 +21,7 @@ from trainworks.worker.data.order import Indices, Order, permute, to_key
 from trainworks.worker.data.reader import Dataset
 from trainworks.worker.data.shards import WINDOW, LocalShards, Shards, StreamedShards
 from trainworks.worker.data.store import ShardCache
-from trainworks.worker.data.tokens import MarkedTokens, PairedTokens, TokenDataset
+from trainworks.worker.data.tokens import MarkedTokens, SampleTokens, TokenDataset
 
 _BLOCK = 4096
 
@@ -151,9 +152,10 @@ def open_dataset(folder: Path, data: Data, *, augment: bool = True, seed: int = 
     shards = _shards(folder, card, data)
     if card.kind == "images":
         return ShardedImages(card, shards, data.image_size or 0, augment=augment, seed=seed, window=window)
-    if card.pairs:
-        row = 2 * (data.sequence_length + 1)
-        return PairedTokens(TokenDataset(folder, card, row - 1, shards=shards, window=window))
+    if card.pairs or card.labels:
+        chat = Chat(pairs=card.pairs, margins=card.margins, labels=card.labels)
+        rows = TokenDataset(folder, card, chat.row_tokens(data.sequence_length) - 1, shards=shards, window=window)
+        return SampleTokens(rows, conversations=chat.conversations, has_values=chat.has_values)
     tokens = TokenDataset(folder, card, data.sequence_length, shards=shards, window=window)
     return MarkedTokens(tokens, one_per_row=card.one_per_row) if card.marked else tokens
 

@@ -58,11 +58,11 @@ def prepare_evaluation(
 
 def _check_alike(held_out: Path, train: Path) -> None:
     """Check that prepared held-out data have the form of the training data. `prepare` compares the tokenizations."""
-    forms = {(card.marked, card.one_per_row, card.pairs) for card, _ in map(first_card, (train, held_out))}
+    forms = {card.form for card, _ in map(first_card, (train, held_out))}
     if len(forms) > 1:
         raise UsageError(
             f"held-out data in `{held_out}` and training data in `{train}` differ: one of them has rows of whole "
-            "documents, or pairs",
+            "documents, pairs, margins or labels",
             hint="prepare both with the same `pack` and `chat`",
         )
 

@@ -120,9 +120,9 @@ def _several(data: Data, cache: Path, folders: Sequence[Path]) -> tuple[Path, Da
 
 def _check_enough(data: Data, folders: Sequence[Path], side: Side | None) -> None:
     cards = [read_card(folder) for folder in folders]
-    if len({(card.marked, card.one_per_row, card.pairs) for card in cards}) > 1:
+    if len({card.form for card in cards}) > 1:
         raise UsageError(
-            "some sources have rows of whole documents or pairs, others do not",
+            "some sources have rows of whole documents, pairs, margins or labels, others do not",
             hint="prepare all with the same `pack` and `chat`",
         )
     for source, card in zip(data.sources, cards, strict=True):

@@ -29,7 +29,7 @@ from trainworks.worker.data.card import CARD, ChatCounts, DatasetCard, Progress,
 from trainworks.worker.data.encoding import Recipe, dtype_of, encoder_of
 from trainworks.worker.data.inputs import Piece
 from trainworks.worker.data.tokenization import Tokenization, end_of_text
-from trainworks.worker.data.tokens import Tokens, marked_rows
+from trainworks.worker.data.tokens import MARKED_DTYPE, Tokens, marked_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,11 @@ class ShardMaker:
     def _rows(self, encoded: list[Tokens]) -> tuple[Tokens, int]:
         recipe = self._recipe
         if recipe.row is not None:
-            return marked_rows(encoded, recipe.row, filler=self._filler, one_per_row=recipe.one_per_row)
+            texts = [each[:-1] for each in encoded] if recipe.has_values else encoded
+            rows, padding = marked_rows(texts, recipe.row, filler=self._filler, one_per_row=recipe.one_per_row)
+            if recipe.has_values:
+                rows = np.column_stack((rows, np.array([each[-1] for each in encoded], dtype=MARKED_DTYPE)))
+            return rows, padding
         return (np.concatenate(encoded) if encoded else np.empty(0, dtype=self.dtype)), 0
 
 
@@ -209,6 +213,8 @@ def _card(maker: ShardMaker, made: Sequence[Made], source: str, recipe: Recipe, 
         marked=recipe.marked,
         one_per_row=recipe.one_per_row,
         pairs=recipe.chat is not None and recipe.chat.pairs,
+        margins=recipe.chat is not None and recipe.chat.margins,
+        labels=recipe.chat is not None and recipe.chat.labels,
         chats=ChatCounts(**counts) if recipe.chat is not None else None,
         padding_tokens=sum(one.padding_tokens for one in made),
         tokenization=tokenization,

@@ -136,6 +136,24 @@ class Tokenization:
         """
         return parse_tokenizer(self.tokenizer_json, self.place)
 
+    @property
+    def padding(self) -> int:
+        """Token that fills rows up, as trl chooses it: for padding, else at the end of a text.
+
+        Raises:
+            UsageError: there is neither.
+        """
+        named, loaded = self.chat.tokens if self.chat else {}, self.tokenizer
+        known = (loaded.token_to_id(named[name]) for name in ("pad_token", "eos_token") if name in named)
+        token = next((each for each in known if each is not None), end_of_text(loaded))
+        if token is None:
+            raise UsageError(
+                "the tokenizer has no token for padding, and `transformers` finds the end of a sequence by it",
+                place=self.place,
+                hint="name one as `pad_token` in tokenizer_config.json beside it",
+            )
+        return token
+
     def write(self, folder: Path) -> None:
         """Write the files of prepared data that `read` reads."""
         write_atomic(folder / TOKENIZER, self.tokenizer_json)

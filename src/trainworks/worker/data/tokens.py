@@ -31,6 +31,8 @@ _ROOM = 0xFFFFFFFF
 _NOT_COUNTED = -100
 """The label of a token that the loss leaves out."""
 MARKED_DTYPE = np.dtype("<u4")
+VALUE_DTYPE = np.dtype("<f4")
+"""A row may have a number behind its marked tokens, in as many bits."""
 
 
 def pack(documents: Sequence[Tokens], row: int, filler: int) -> tuple[Tokens, int]:
@@ -115,16 +117,28 @@ class MarkedTokens(TokenView):
         return arrays | {"positions": at - starts}  # distance of each token from the start of its document
 
 
-class PairedTokens(TokenView):
-    """Rows of marked tokens [n, 2 (T + 1)], a preferred answer and another one, as `x` and `labels`, both [n, 2, T]."""
+class SampleTokens(TokenView):
+    """Samples of C conversations: an answer alone, or a preferred one and another one.
 
-    def __init__(self, tokens: Dataset) -> None:
+    `x` and `labels` are [n, C, T], and `lengths` [n, C] the tokens of each conversation, at most T + 1. With
+    `has_values` a row of T + 1 marked tokens has a number behind them; `values` [n] are those of the samples.
+    """
+
+    def __init__(self, tokens: Dataset, *, conversations: int, has_values: bool) -> None:
         super().__init__(tokens, arrays=2)
+        self._conversations, self._has_values = conversations, has_values
 
     def gather(self, indices: Indices, samples: Indices) -> dict[str, NDArray[Any]]:
-        """`x` and `labels`, both [n, 2, T] int64."""
+        """`x`, `labels` and `lengths` in int64, `values` in fp32."""
         marked = np.asarray(self._tokens.gather(indices, samples)["tokens"])
-        return _inputs_and_labels(marked.reshape(len(marked), 2, -1))
+        marked = marked.reshape(len(marked), self._conversations, -1)
+        values = {}
+        if self._has_values:
+            marked, bits = marked[..., :-1], marked[:, 0, -1]
+            values = {"values": bits.astype(MARKED_DTYPE).view(VALUE_DTYPE)}
+        is_room = marked[..., 1:] & START > 0  # the next document of a row is what fills it up
+        lengths = np.where(is_room.any(-1), is_room.argmax(-1) + 1, marked.shape[-1])
+        return _inputs_and_labels(marked) | {"lengths": lengths} | values
 
 
 def _inputs_and_labels(marked: NDArray[np.int64]) -> dict[str, NDArray[Any]]:

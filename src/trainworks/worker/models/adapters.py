@@ -23,7 +23,7 @@ from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.worker.models.experts import Router
 from trainworks.worker.models.nf4 import dequantized, is_in_nf4, keep_in_nf4
-from trainworks.worker.models.weights import draw_uniform, fill_part, is_adapter
+from trainworks.worker.models.weights import SCORE, draw_uniform, fill_part, is_adapter
 
 _A, _B = ".lora_A.weight", ".lora_B.weight"
 
@@ -62,6 +62,10 @@ def adapt(
             keep_in_nf4(layer)
     for name in chosen:
         _add_adapter(layers[name], adapter)
+    for name, parameter in model.named_parameters():
+        if name.endswith(SCORE):  # of a reward model: a head that begins at random
+            parameter.data = parameter.data.float()
+            parameter.requires_grad_(True)
     return chosen
 
 
@@ -208,6 +212,8 @@ def draw_adapters(parts: Iterable[nn.Module], *, seed: int) -> None:
 
 
 def trained_state(part: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds of a model: all of it, or its adapters alone."""
+    """What a checkpoint holds of a model: all of it, or its adapters, with the head of a reward model."""
     state = part.state_dict()
-    return {name: tensor for name, tensor in state.items() if is_adapter(name)} or state
+    if not any(map(is_adapter, state)):
+        return state
+    return {name: tensor for name, tensor in state.items() if is_adapter(name) or name.endswith(SCORE)}

@@ -74,6 +74,8 @@ class DecoderConfig:
     balance_loss: float = 0.0
     """Weight of the loss that keeps all experts in use, see `ExpertBalance`."""
     initializer_range: float = 0.02
+    scores: bool = False
+    """The output is one number per sequence, a reward, instead of logits."""
 
 
 class Decoder(nn.Module):
@@ -99,10 +101,14 @@ class Decoder(nn.Module):
         chosen = range(config.layers) if layers is None else layers
         self.layers = nn.ModuleDict({str(index): DecoderBlock(config) for index in chosen})
         self.norm = _norm(config, config.hidden) if last else None
+        has_logits = last and not config.scores
         self.lm_head = (
-            nn.Linear(config.hidden, config.vocabulary, bias=False) if last and not config.tie_embeddings else None
+            nn.Linear(config.hidden, config.vocabulary, bias=False)
+            if has_logits and not config.tie_embeddings
+            else None
         )
-        self.output = OutputHead() if last else None
+        self.score = nn.Linear(config.hidden, 1, bias=False) if last and config.scores else None
+        self.output = None if not last else RewardHead() if config.scores else OutputHead()
         self.first_position = 0
         """First position of this rank, under context parallelism."""
         self.sequence_shards = 1
@@ -127,7 +133,7 @@ class Decoder(nn.Module):
     @property
     def output_weight(self) -> Tensor:
         """The output matrix."""
-        holder = self.embed_tokens if self.lm_head is None else self.lm_head
+        holder = self.score or self.lm_head or self.embed_tokens
         assert holder is not None
         return holder.weight
 
@@ -144,11 +150,13 @@ class Decoder(nn.Module):
         Args:
             x: tokens [B, T] for the first part, hidden states [B, T, D] for any other.
             labels_BT: what the last part compares with; entries of -100 do not count. Other parts leave them alone.
+                For a reward, the position [B] of the last token of each sequence.
             positions_BT: of packed documents, see `PackedTokens`, which a first part may have instead.
             at: without labels: the position whose logits [B, V] are wanted; all of them [B, T, V] when None.
 
         Returns:
-            [B, T, D], [B, V] or [B, T, V]; with labels the mean cross-entropy in fp32, natural logarithm, shape [1].
+            [B, T, D], [B, V] or [B, T, V]; with labels the mean cross-entropy in fp32, natural logarithm, shape [1], or
+            the rewards [B].
         """
         if isinstance(x, PackedTokens):
             x, positions_BT = x
@@ -246,6 +254,17 @@ class OutputHead(nn.Module):
                 self.watch(*self.loss.predictions(x_BTD.flatten(0, 1), weight_VD, labels_BT.flatten()))
             return self.loss(x_BTD.flatten(0, 1), weight_VD, labels_BT.flatten())
         return self.gather_logits(F.linear(x_BTD if at is None else x_BTD[:, at], local_part(weight_VD)))
+
+
+class RewardHead(OutputHead):
+    """One number of the hidden state of each sequence's last token."""
+
+    def forward(self, x_BTD: Tensor, weight_VD: Tensor, labels_BT: Tensor | None, at: int | None) -> Tensor:
+        """Rewards [B]; `weight_VD` is [1, D], and `labels_BT` [B] the positions of the last tokens."""
+        assert labels_BT is not None
+        x_BTD = self.gather_positions(x_BTD)
+        rows = torch.arange(len(x_BTD), device=x_BTD.device)
+        return F.linear(x_BTD[rows, labels_BT], local_part(weight_VD)).squeeze(-1)
 
 
 def _identity(x: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen3_moe", "gpt2")
 """`model_type` of the configs that the decoder computes; anything else is trained as `transformers` has it."""
 
+OUTPUTS = ("lm_head", "score")
+"""Names of the output matrix: of logits, and of a reward."""
 _FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 _OTHER_HEADS = ("classifier", "summary")
@@ -192,7 +194,7 @@ def stored_as(name: str, config: PretrainedConfig) -> StoredParameter:
         return _stored_as_gpt2(name)
     if ".experts." in name:
         return _stored_experts(name, config)
-    prefix = "" if name.startswith("lm_head") else "model."
+    prefix = "" if name.startswith(OUTPUTS) else "model."
     if config.model_type == "mixtral":
         name = name.replace(".mlp.gate.", ".block_sparse_moe.gate.")
     return StoredParameter((prefix + name,))
@@ -223,7 +225,7 @@ _GPT2_NAMES = {
 
 
 def _stored_as_gpt2(name: str) -> StoredParameter:
-    if name.startswith("lm_head"):
+    if name.startswith(OUTPUTS):
         return StoredParameter((name,))
     module, _, kind = name.rpartition(".")
     block = ""

@@ -20,7 +20,13 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers import logging as transformers_logging
 
 from trainworks.config.finetune import Adapter
@@ -45,26 +51,33 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 class CausalTransformer(nn.Module):
-    """Next-token prediction with a model of `transformers`, with pretrained weights or random ones.
+    """Next-token prediction with a model of `transformers`, with pretrained weights or random ones; with `scores`, one
+    number of the last token of each sequence.
 
     Shape suffixes: B sequences, T positions, V vocabulary.
 
     Raises:
         EnvironmentProblem: the weights cannot be read.
+        UsageError: the model has no head `score`.
     """
 
-    def __init__(self, config: PretrainedConfig, *, pretrained: str | None, seed: int) -> None:
+    def __init__(self, config: PretrainedConfig, *, pretrained: str | None, seed: int, scores: bool = False) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        options = {"dtype": torch.float32}  # attention by SDPA, where the model has it
+        options: dict[str, object] = {"dtype": torch.float32}  # attention by SDPA, where the model has it
+        kind = AutoModelForSequenceClassification if scores else AutoModelForCausalLM
+        options |= {"num_labels": 1} if scores and pretrained is not None else {}
         try:
             self.model: PreTrainedModel = (
-                AutoModelForCausalLM.from_config(config, **options)
+                kind.from_config(config, **options)
                 if pretrained is None
-                else AutoModelForCausalLM.from_pretrained(pretrained, use_safetensors=True, **options)
+                else kind.from_pretrained(pretrained, use_safetensors=True, **options)
             )
         except (OSError, ValueError) as error:
             raise EnvironmentProblem(f"cannot load `{pretrained or config.model_type}`: {error}") from None
+        if scores and not hasattr(self.model, "score"):
+            raise UsageError(f"a {config.model_type} of `transformers` has no head for rewards, `score`")
+        self._scores = scores
         self.model.train()
         self.first = self.last = True
         self._layers = list(layer_stack(self.model) or blocks_of(self.model))
@@ -130,12 +143,13 @@ class CausalTransformer(nn.Module):
 
         Args:
             x: tokens [B, T] for the first stage, hidden states [B, T, D] for any other.
-            labels_BT: what the last stage compares with; -100 does not count. The loss is 0 where none counts.
+            labels_BT: what the last stage compares with; -100 does not count. The loss is 0 where none counts. For a
+                reward, the position [B] of the last token of each sequence.
             positions_BT: of packed documents, see `PackedTokens`, which a first stage may have instead.
             at: without labels: the position whose logits [B, V] are wanted; all of them [B, T, V] when None.
 
         Returns:
-            [B, T, D], [B, V] or [B, T, V]; with labels the loss, shape [1].
+            [B, T, D], [B, V] or [B, T, V]; with labels the loss, shape [1], or the rewards [B].
         """
         if isinstance(x, PackedTokens):
             x, positions_BT = x
@@ -143,11 +157,15 @@ class CausalTransformer(nn.Module):
         options["input_ids" if self.first else "inputs_embeds"] = x
         if not self.first:
             self._passing = x
-        output = (self.model if self.last else self.model.base_model)(**options, use_cache=False)
+        output = (self.model if self.last and not self._scores else self.model.base_model)(**options, use_cache=False)
         x_BTD, self._passing = self._passing, None
         if not self.last:
             assert x_BTD is not None
             return x_BTD
+        if self._scores:
+            x_BTD = output.last_hidden_state
+            rewards: Tensor = self.model.score(x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), labels_BT])
+            return rewards.squeeze(-1)
         logits_BTV: Tensor = output.logits
         if labels_BT is None:
             return logits_BTV if at is None else logits_BTV[:, at]

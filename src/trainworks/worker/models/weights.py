@@ -34,13 +34,21 @@ _BLOCK_VALUES = 1 << 20
 """Values drawn from one seed; a rank draws the blocks that its part touches."""
 
 Slices = tuple[slice, ...]
+SCORE = "score.weight"
+"""The head of a reward model. A checkpoint of a language model has none, and it is then drawn."""
 
 
-def draw_weights(parts: Iterable[Decoder], *, seed: int, progress: Callable[[], None] = lambda: None) -> None:
-    """Normal with `Decoder.initial_std`; norms 1, biases 0. `progress` is called for each parameter."""
+def draw_weights(
+    parts: Iterable[Decoder], *, seed: int, progress: Callable[[], None] = lambda: None, only: str = ""
+) -> None:
+    """Normal with `Decoder.initial_std`; norms 1, biases 0. `progress` is called for each parameter, and `only` those
+    are drawn whose names end so.
+    """
     with torch.no_grad():
         for part in parts:
             for name, parameter in part.named_parameters():
+                if not name.endswith(only):
+                    continue
                 progress()
                 local, place = _local_part(parameter)
                 std = part.initial_std(name)
@@ -122,7 +130,8 @@ def load_weights(
     *,
     progress: Callable[[], None] = lambda: None,
 ) -> None:
-    """Every parameter but those of adapters from the files of a Hugging Face model; `progress` is called for each.
+    """Every parameter but those of adapters, and a head of rewards that the files lack, from a Hugging Face model;
+    `progress` is called for each.
 
     Raises:
         EnvironmentProblem: a tensor is missing, has another shape, or a file cannot be read.
@@ -131,7 +140,7 @@ def load_weights(
         for part in parts:
             for name, parameter in part.named_parameters():
                 progress()
-                if not is_adapter(name):
+                if not is_adapter(name) and (name != SCORE or name in folder.names):
                     local, place = _local_part(parameter)
                     local.copy_(_read(folder, stored_as(name, config), parameter.shape, place))
             for name, layer in part.named_modules():

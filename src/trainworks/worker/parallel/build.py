@@ -48,7 +48,7 @@ def _seen_from(parts: Sequence[nn.Module], first_position: int) -> Iterator[None
 FirstWeights = Callable[[Sequence[Decoder]], None]
 """Fills the parameters of this rank's parts."""
 Objective = Callable[[nn.Module, Any, Any], Tensor]
-"""Model, inputs and labels of a micro-batch to its loss; in evaluation also to the number of right predictions."""
+"""Model, inputs and labels of a micro-batch to its loss, or to [2]: its loss and the number of right predictions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,8 @@ class Parallel:
         self._balances = [
             module.balance for part in parts for module in part.modules() if isinstance(module, MixtureOfExperts)
         ]
+        self.accuracy: Tensor | None = None
+        """Share of right predictions of this rank's last step, detached; None where the objective counts none."""
         self._last_gradient: data_parallel.LastGradient | None = None
         layout = setup.mesh.layout
         if layout.tp * layout.cp * layout.ep * layout.pp > 1:
@@ -121,7 +123,7 @@ class Parallel:
                 all_reduce(gradient, self.mesh.embedding_group)
             return torch.zeros((), device=self._device) if loss is None else loss
         accum = len(labels)
-        losses = [
+        found = [
             self._micro_batch(
                 _row(x, index),
                 _row(labels, index),
@@ -131,16 +133,23 @@ class Parallel:
             )
             for index in range(accum)
         ]
+        losses, right = zip(*found, strict=True)
+        if right[0] is not None:
+            self.accuracy = torch.stack(right).sum() / labels.numel()
         return losses[0] if accum == 1 else torch.stack(losses).mean()
 
-    def _micro_batch(self, x: Any, labels: Any, scale: Tensor | float, *, weight: Tensor | None, last: bool) -> Tensor:
+    def _micro_batch(
+        self, x: Any, labels: Any, scale: Tensor | float, *, weight: Tensor | None, last: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Loss, and right predictions where the objective counts them."""
         with self._synchronised(last=last):
             with self._autocast():
-                loss = weighted(self.objective(self._module, x, labels).view(()), weight)
+                loss, *right = self.objective(self._module, x, labels).view(-1)
+                loss = weighted(loss, weight)
             spread_nonfinite(loss, scale).backward()
         if last and self._last_gradient is not None:
             self._timeline.waited_since(self._last_gradient.mark)
-        return loss.detach()
+        return loss.detach(), right[0].detach() if right else None
 
     @torch.no_grad()
     def evaluate(self, x: Any, labels: Any, objective: Objective | None = None) -> Tensor:

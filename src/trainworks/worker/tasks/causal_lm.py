@@ -1,29 +1,28 @@
-"""Interface of a training task, next-token prediction, and preference optimization on top of it."""
+"""Interface of a training task, and next-token prediction."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, logsigmoid
 
 from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.data.tokenization import Tokenization, end_of_text
-from trainworks.worker.loss import IGNORED, ChunkedCrossEntropy
+from trainworks.worker.loss import IGNORED
 from trainworks.worker.mesh import Mesh
-from trainworks.worker.models.adapters import adapt, detach_adapters, draw_adapters, freeze
+from trainworks.worker.models.adapters import adapt, draw_adapters, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig, PackedTokens
 from trainworks.worker.models.families import adaptable_decoder, decoder_config, described_decoder
 from trainworks.worker.models.support import support_of
-from trainworks.worker.models.weights import SafetensorsFolder, draw_weights, load_adapters, load_weights
+from trainworks.worker.models.weights import SCORE, SafetensorsFolder, draw_weights, load_adapters, load_weights
 from trainworks.worker.parallel.build import (
     FirstWeights,
     Parallel,
@@ -72,7 +71,7 @@ class CausalLanguageModeling:
     """They have `positions` too: rows hold several documents."""
 
     def build(self, setup: Setup, *, frozen: torch.dtype | None = None) -> Parallel:
-        """A decoder if the model is one, else the module of `transformers`.
+        """A decoder if the model is one, else the module of `transformers`; with a head for rewards if those train.
 
         `frozen` is the type of weights that do not train; None to train them, or the adapter of the run file beside
         them.
@@ -90,11 +89,13 @@ class CausalLanguageModeling:
         decoder = decoder_config(config) if self.workload.adapter is None else adaptable_decoder(config)
         if decoder is None:
             return self._build_transformer(config, setup, frozen)
+        decoder = replace(decoder, scores=self.workload.trains_reward)
         if model.weights == "random":
             return self._build_decoder(decoder, setup, self._drawn(setup))
         folder = SafetensorsFolder(checkpoint_folder(model.hf))
 
         def read(parts: Sequence[Decoder]) -> None:
+            draw_weights(parts, seed=self.workload.seed, only=SCORE)
             load_weights(parts, folder, config, progress=setup.progress)
             self._fill_adapters(parts, config)
 
@@ -140,7 +141,9 @@ class CausalLanguageModeling:
         pretrained = workload.model.hf if workload.model.weights == "pretrained" else None
         stages = {}
         for index, (layers, first, last) in stages_of_rank(layout, self.mesh.pp_rank, config.num_hidden_layers).items():
-            model = stages[index] = CausalTransformer(config, pretrained=pretrained, seed=workload.seed)
+            model = stages[index] = CausalTransformer(
+                config, pretrained=pretrained, seed=workload.seed, scores=workload.trains_reward
+            )
             if self.packed:
                 model.check_packing()
             if layout.pp > 1:
@@ -199,125 +202,6 @@ class CausalLanguageModeling:
         zeros = torch.zeros(shape, dtype=torch.int64)
         batch = {"x": zeros, "labels": zeros}
         return batch | {"positions": torch.arange(length).expand(shape)} if self.packed else batch
-
-
-class Pairs(NamedTuple):
-    """Pairs of conversations; the first of each is preferred."""
-
-    tokens: Tensor
-    """[B, 2, T]."""
-    labels: Tensor
-    """[B, 2, T]: token that follows, where it belongs to an answer; -100 elsewhere."""
-    reference: Tensor
-    """[B, 2]: log-probabilities of the answers under the reference."""
-
-
-class PreferenceTuning:
-    """Direct preference optimization (DPO): pairs of answers, compared with a frozen reference.
-
-    With prompt x, preferred answer y_w, other answer y_l, model p and reference r, which is the checkpoint that the run
-    starts from:
-
-        m = beta (log p(y_w|x) / r(y_w|x) - log p(y_l|x) / r(y_l|x))        loss = -log sigmoid(m)
-
-    The log-probability of an answer is the sum over its tokens; those that both conversations share cancel out. The
-    loss of a batch is the mean over its pairs. Source: Rafailov et al. 2023, equation 7. The reference is the model
-    with its adapters switched off, or a frozen copy of the checkpoint.
-
-    Shape suffixes: M micro-batches, B pairs, T positions, N tokens, V vocabulary.
-    """
-
-    def __init__(self, workload: Workload, language: CausalLanguageModeling) -> None:
-        assert workload.preference is not None
-        self._workload = workload
-        self._language = language
-        self._loss = functools.partial(dpo_loss, beta=workload.preference.beta)
-        self._model: Parallel | None = None
-        self._copy: Parallel | None = None
-        """Frozen copy; None with adapters."""
-
-    def build(self, setup: Setup) -> Parallel:
-        """The model, and without adapters its frozen copy, which is in 16 bits with `precision: bf16`."""
-        self._model = self._language.build(setup)
-        self._model.objective = self._loss
-        _return_log_probabilities(self._model.parts[0])
-        if self._workload.adapter is None:
-            dtype = torch.bfloat16 if self._workload.precision == "bf16" else torch.float32
-            self._copy = self._language.build(setup, frozen=dtype)
-            self._copy.parts[0].eval()
-            _return_log_probabilities(self._copy.parts[0])
-        return self._model
-
-    def split(self, batch: Mapping[str, Tensor]) -> tuple[Pairs, Tensor]:
-        """Pairs with the reference's log-probabilities, and labels [M, B]: 0, the place of the preferred answer."""
-        tokens, labels = batch["x"], batch["labels"]
-        preferred = torch.zeros(labels.shape[:2], dtype=torch.int64, device=labels.device)
-        pairs = Pairs(tokens, labels, torch.zeros(labels.shape[:3], device=labels.device))
-        return pairs._replace(reference=self._reference(pairs, preferred)), preferred
-
-    def _reference(self, pairs: Pairs, preferred: Tensor) -> Tensor:
-        """Log-probabilities [M, B, 2] under the reference, without dropout."""
-        assert self._model is not None
-        if self._copy is not None:
-            values = self._copy.evaluate(pairs, preferred, _objective_of_reference)
-            self._copy.leave_evaluation()  # it is sharded while the model trains
-            return values.view(pairs.reference.shape)
-        model = self._model.parts[0]
-        was_training = model.training
-        model.eval()
-        with detach_adapters([model]):
-            values = self._model.evaluate(pairs, preferred, _objective_of_reference)
-        model.train(was_training)
-        return values.view(pairs.reference.shape)
-
-    def num_items(self, batch: Mapping[str, Tensor]) -> None:
-        """None: every micro-batch has the same number of pairs."""
-
-    def blank_batch(self, num_micro_batches: int) -> dict[str, Tensor]:
-        """Zeros."""
-        batch = self._language.blank_batch(num_micro_batches)
-        return {name: values.unsqueeze(2).repeat(1, 1, 2, 1) for name, values in batch.items()}
-
-
-def dpo_loss(model: nn.Module, pairs: Pairs, labels_B: Tensor, *, beta: float) -> Tensor:
-    """Mean loss of the pairs that count, those whose label is not -100; 0 if none does.
-
-    Returns:
-        A scalar; without gradients [2]: the loss, and the number of pairs with m > 0.
-    """
-    ratios_B2 = log_probabilities(model, pairs) - pairs.reference
-    margins_B = beta * (ratios_B2[:, 0] - ratios_B2[:, 1])
-    counts_B = labels_B != IGNORED
-    loss = -(logsigmoid(margins_B) * counts_B).sum() / counts_B.sum().clamp(min=1)
-    if torch.is_grad_enabled():
-        return loss
-    return torch.stack([loss, ((margins_B > 0) & counts_B).sum().to(loss.dtype)])
-
-
-def log_probabilities(model: nn.Module, pairs: Pairs) -> Tensor:
-    """Log-probabilities of the answers [B, 2] in fp32, of a model that returns those of tokens."""
-    values: Tensor = model(pairs.tokens.flatten(0, 1), pairs.labels.flatten(0, 1))
-    return values.view(pairs.tokens.shape).sum(-1)
-
-
-def _objective_of_reference(model: nn.Module, pairs: Pairs, labels_B: Tensor) -> Tensor:
-    return log_probabilities(model, pairs)
-
-
-def _return_log_probabilities(model: nn.Module) -> None:
-    """Let a model return log p of each label [N], 0 where it is ignored, instead of their mean loss."""
-    if isinstance(model, Decoder):
-        assert model.output is not None and isinstance(model.output.loss, ChunkedCrossEntropy)
-        model.output.loss = model.output.loss.log_probabilities
-        return
-
-    def of_logits(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
-        return -cross_entropy(logits_NV.float(), labels_N, ignore_index=IGNORED, reduction="none")
-
-    from trainworks.worker.models.transformer import CausalTransformer  # noqa: PLC0415  # see `build`
-
-    assert isinstance(model, CausalTransformer)
-    model.loss = of_logits
 
 
 @torch.no_grad()

@@ -26,7 +26,8 @@ from trainworks.worker.data.reader import Dataset
 from trainworks.worker.loss import IGNORED
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.parallel.build import Parallel, Setup, distribute_module
-from trainworks.worker.tasks.causal_lm import CausalLanguageModeling, PreferenceTuning, Task
+from trainworks.worker.tasks.causal_lm import CausalLanguageModeling, Task
+from trainworks.worker.tasks.preferences import preference_task
 from trainworks.worker.tasks.user_module import UserModule, load_user_module
 
 _PROBES = 16
@@ -71,7 +72,7 @@ def open_task(
         card = first_card(data_folder)[0]
         packed = card.marked and not card.one_per_row
         language = CausalLanguageModeling(workload, shape, mesh, marked=card.marked, packed=packed)
-        task = PreferenceTuning(workload, language) if workload.preference else language
+        task = preference_task(workload, language, data_folder) if workload.preference else language
         if shape is None or not shape.is_described:
             language.check_room(card.vocabulary)
         held_out = {name: open_dataset(folder, workload.data) for name, folder in folders.items()}
