@@ -107,8 +107,8 @@ def _add_adapter(layer: nn.Module, adapter: Adapter) -> None:
     if adapter.use_dora:
         magnitudes = torch.empty(outputs, device=device)
         if isinstance(weight, DTensor):
-            place = Shard(0) if Shard(0) in weight.placements else Replicate()
-            magnitudes = distribute_tensor(magnitudes, weight.device_mesh, [place])
+            cut = Shard(0) if Shard(0) in weight.placements else Replicate()
+            magnitudes = distribute_tensor(magnitudes, weight.device_mesh, [cut])
         layer.lora_magnitude_vector = nn.Parameter(magnitudes)
     layer.adapter_is_off = False  # type: ignore[assignment]
     scale = adapter.alpha / adapter.rank
@@ -207,7 +207,8 @@ def draw_adapters(parts: Iterable[nn.Module], *, seed: int) -> None:
                 if magnitudes is not None:
                     weight = frozen_weight(layer)
                     if isinstance(weight, DTensor):  # whole rows; moved where the mesh can gather it
-                        weight = weight.to(weight.device_mesh.device_type).full_tensor()
+                        there: DTensor = weight.to(weight.device_mesh.device_type)  # type: ignore[assignment]
+                        weight = there.full_tensor()
                     fill_part(magnitudes, torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32))
 
 
