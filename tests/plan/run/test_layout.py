@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.fakes import processes
 from tests.plan.shapes import calibration, shape, workload
-from trainworks.config.layout import Layout, ResolvedLayout, divisors, resolve_layout
+from trainworks.config.layout import Layout, ModelSupport, ResolvedLayout, divisors, resolve_layout
 from trainworks.errors import EnvironmentProblem, LayoutError
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.degrees import degrees_of, layouts_of, planned_layout, resolved_of
@@ -50,6 +51,17 @@ def needed(world_size: int, written: Layout, micro_batch: int = 1) -> int:
     layout = resolve_layout(written, world_size=world_size, global_batch=32, micro_batch=micro_batch)
     one = job(world_size)
     return round(float(one.memories(layouts_of([layout])).total_bytes[0]) / (limit_bytes(one) / PLENTY)) + 10
+
+
+@pytest.mark.parametrize("written", [None, Layout(tp=2)])
+def test_a_module_over_tp_is_planned_without_sequence_parallelism_and_with_its_memory(written: Layout | None) -> None:
+    module = ModelSupport(model_type="gemma", uncut=dict.fromkeys(("cp", "ep"), "the worker trains it as it is"))
+    ours, theirs = (
+        [one for one in choose_layouts(each, written, keep=60) if one.layout.tp == 2]
+        for each in (job(), replace(job(), support=module))
+    )
+    assert [{one.layout.sequence_parallel for one in each} for each in (ours, theirs)] == [{True}, {False}]
+    assert theirs[0].memory_bytes > ours[0].memory_bytes
 
 
 def test_a_model_that_fits_is_replicated() -> None:
