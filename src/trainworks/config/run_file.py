@@ -29,8 +29,9 @@ from trainworks.masking import is_secret
 class Workload(Spec):
     """A training run of Trainworks."""
 
-    task: Literal["causal-lm", "masked-lm", "image-classification", "module"]
-    """Training objective: the next token, masked tokens, classes of images, or that of your Python file."""
+    task: Literal["causal-lm", "masked-lm", "image-classification", "diffusion", "module"]
+    """Training objective: the next token, masked tokens, classes of images, the noise of latents (which can be planned,
+    not trained), or that of your Python file."""
     model: Model
     adapter: Adapter | None = None
     """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
@@ -61,7 +62,8 @@ class Workload(Spec):
     @property
     def unit(self) -> Literal["tokens", "images", "samples"]:
         """Unit of the throughput."""
-        return {"module": "samples", "image-classification": "images"}.get(self.task, "tokens")  # type: ignore[return-value]
+        units = {"module": "samples", "diffusion": "samples", "image-classification": "images"}
+        return units.get(self.task, "tokens")  # type: ignore[return-value]
 
     @property
     def has_perplexity(self) -> bool:
@@ -112,7 +114,7 @@ class Workload(Spec):
                 "`task: module` does not use `data`: the module builds its own dataset",
                 hint="remove `data` and read the data in `build_dataset`",
             )
-        if self.task in ("module", "image-classification") and self.train_for.unit == "tokens":
+        if self.unit != "tokens" and self.train_for.unit == "tokens":
             raise FieldError(f"`task: {self.task}` has no tokens to count", hint="give `train_for` in steps or epochs")
         if self.task == "causal-lm" and self.model.architecture == "bert":
             raise FieldError(
@@ -162,10 +164,11 @@ class Workload(Spec):
     def _size_of_a_sample(self) -> Workload:
         if self.task == "module":
             return self
-        images = self.task == "image-classification"
-        if images and self.data.image_size is None:
+        if self.task != "diffusion" and (self.data.frames or self.data.image_height):
+            raise FieldError("`frames` and `image_height` are for `task: diffusion`", hint="remove them")
+        if self.task == "image-classification" and self.data.image_size is None:
             raise FieldError("`task: image-classification` needs `data.image_size`")
-        if not images and (self.data.sequence_length < 2 or self.data.image_size is not None):
+        if self.unit == "tokens" and (self.data.sequence_length < 2 or self.data.image_size is not None):
             raise FieldError("a text task needs `data.sequence_length` of at least 2, and no `image_size`")
         return self
 

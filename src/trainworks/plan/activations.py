@@ -77,6 +77,9 @@ def activation_bytes(
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
                    without a gate
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
+        text       e (2 H d + 2 H d S / T) / t of a cross-attention to S tokens: queries, output, keys and values
+        gates      e h of each gated output of a diffusion transformer, twice where kernels are not fused: its
+                   normalised input; / t with sequence parallelism
         mixers     e (3 i + 2 G N + H) / t: the outputs of the input projection and of the scan, whose kernel computes
                    the convolution, the states and the norm again (mamba_ssm, ssd_combined.py)
 
@@ -111,14 +114,15 @@ def activation_bytes(
     dropouts = (0.0 if software.fused_attention else 2.0 * shape.hidden) / split
     query_dim, value_dim = head_dims(shape)
     of_queries, of_keys = attending * shape.heads, attending * shape.kv_heads
-    heads = _mixing_bytes(shape, layouts, e, software)
+    heads = _mixing_bytes(shape, layouts, sequence_length, e, software)
     width, products = _mlp_widths(shape, layouts, fused and software.fused_gate)
     mlp = e * width / t
     if precision in ("fp8", "fp4") and fused:
         inputs = inputs - halves * shape.hidden / split
         mlp = mlp - (of_queries * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
+    gates = (1.0 if fused else 2.0) * e * shape.hidden * _num_gates(shape) / split
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
-    whole = norms + tokens * (inputs + dropouts + heads + mlp + later)
+    whole = norms + tokens * (inputs + dropouts + heads + mlp + gates + later)
     projected = (of_queries * query_dim + of_keys * (query_dim + value_dim)) / t
     scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * of_queries / t
     kept = {
@@ -135,7 +139,14 @@ def activation_bytes(
     return np.where(chosen == Recompute.FULL, stream, np.where(chosen == Recompute.SELECTIVE, kept, whole + scores))
 
 
-def _mixing_bytes(shape: ModelShape, layouts: Layouts, e: int, software: Software) -> Array:
+def _num_gates(shape: ModelShape) -> float:
+    """Gated outputs of a block of a diffusion transformer, on average, which are all but cross-attention's; else 0."""
+    if shape.diffusion is None:
+        return 0.0
+    return (num_sublayers(shape) - shape.diffusion.cross_layers) / shape.layers
+
+
+def _mixing_bytes(shape: ModelShape, layouts: Layouts, sequence_length: int, e: int, software: Software) -> Array:
     """Bytes per token of what attention and mixers take and give, on average over the blocks."""
     query_dim, value_dim = head_dims(shape)
     t = layouts.tp
@@ -143,6 +154,9 @@ def _mixing_bytes(shape: ModelShape, layouts: Layouts, e: int, software: Softwar
     heads = heads + (4.0 * shape.heads / t if software.fused_attention else 0.0)
     if software.native:
         heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
+    if (diffusion := shape.diffusion) is not None:
+        crossing = 2.0 * e * query_dim * (1 + diffusion.text_tokens / sequence_length) + 4.0 * software.fused_attention
+        heads = heads + diffusion.cross_layers / shape.layers * shape.heads * crossing / t
     return num_attention_layers(shape) / shape.layers * heads + e * mixer_values(shape) / t
 
 
