@@ -78,8 +78,8 @@ def activation_bytes(
                    without a gate
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
         text       e (2 H d + 2 H d S / T) / t of a cross-attention to S tokens: queries, output, keys and values
-        gates      e h of each gated output of a diffusion transformer, twice where kernels are not fused: its
-                   normalised input; / t with sequence parallelism
+        gates      e h of each gated output of a diffusion transformer, all but cross-attention's, and where kernels
+                   are not fused e h of its normalised input; / t with sequence parallelism
         mixers     e (3 i + 2 G N + H) / t: the outputs of the input projection and of the scan, whose kernel computes
                    the convolution, the states and the norm again (mamba_ssm, ssd_combined.py)
 
@@ -98,9 +98,8 @@ def activation_bytes(
         software: of the run.
         recompute: of all layouts; by default their own.
     """
-    e = element_bytes(precision)
+    e, t = element_bytes(precision), layouts.tp
     tokens = layouts.micro_batch * sequence_length / layouts.cp
-    t = layouts.tp
     split = np.where(layouts.sequence_parallel > 0, t, 1.0)
     stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     attending, halves = num_attention_layers(shape) / shape.layers, num_sublayers(shape) / shape.layers
@@ -111,7 +110,9 @@ def activation_bytes(
     copies = np.where(has_casts(layouts, precision, software) > 0, 5.0 if shape.gated_mlp else 4.0, 2.0)
     inputs = copies * e * shape.hidden * (halves / 2)
     inputs = inputs / (1.0 if software.native or software.keeps_gathered else split)
-    dropouts = (0.0 if software.fused_attention else 2.0 * shape.hidden) / split
+    gated = halves - shape.diffusion.cross_layers / shape.layers if shape.diffusion else 0.0
+    gates = (1.0 if fused else 2.0) * e * gated
+    beside = (gates + (0.0 if software.fused_attention else 2.0)) * shape.hidden / split  # and dropouts
     query_dim, value_dim = head_dims(shape)
     of_queries, of_keys = attending * shape.heads, attending * shape.kv_heads
     heads = _mixing_bytes(shape, layouts, sequence_length, e, software)
@@ -120,9 +121,8 @@ def activation_bytes(
     if precision in ("fp8", "fp4") and fused:
         inputs = inputs - halves * shape.hidden / split
         mlp = mlp - (of_queries * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
-    gates = (1.0 if fused else 2.0) * e * shape.hidden * _num_gates(shape) / split
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
-    whole = norms + tokens * (inputs + dropouts + heads + mlp + gates + later)
+    whole = norms + tokens * (inputs + beside + heads + mlp + later)
     projected = (of_queries * query_dim + of_keys * (query_dim + value_dim)) / t
     scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * of_queries / t
     kept = {
@@ -137,13 +137,6 @@ def activation_bytes(
     }[software.selective]
     chosen = layouts.recompute if recompute is None else np.full(len(layouts), float(recompute))
     return np.where(chosen == Recompute.FULL, stream, np.where(chosen == Recompute.SELECTIVE, kept, whole + scores))
-
-
-def _num_gates(shape: ModelShape) -> float:
-    """Gated outputs of a block of a diffusion transformer, on average, which are all but cross-attention's; else 0."""
-    if shape.diffusion is None:
-        return 0.0
-    return (num_sublayers(shape) - shape.diffusion.cross_layers) / shape.layers
 
 
 def _mixing_bytes(shape: ModelShape, layouts: Layouts, sequence_length: int, e: int, software: Software) -> Array:

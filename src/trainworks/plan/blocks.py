@@ -141,8 +141,8 @@ def _one_kind(
         "queries": device.coefficients.projections_share * forward,
     }[software.selective]
     whole = forward
-    # the gradients of a router need the last products of its experts
-    if "experts" not in parts and not software.repeats_last:
+    # the gradients of a router need the last products of its experts, and the MLP is what a block ends with
+    if not {"experts", "cross"} & parts and not software.repeats_last:
         whole = forward - products_s(products[-1:], device)[0]
     is_selective = layouts.recompute == Recompute.SELECTIVE
     again = np.where(layouts.recompute == Recompute.FULL, whole, np.where(is_selective, selective, 0.0))

@@ -36,15 +36,15 @@ def _dit(config: Config, *, shared: bool) -> ModelShape:
     config = {"in_channels": 4, "sample_size": 32, "attention_head_dim": 72, "num_layers": 28, **config}
     hidden = _hidden(config)
     layers, time = whole(config, "num_layers"), _embedder(_SINUSOIDS, hidden)
-    embedders = 1 if shared else layers
-    classes = (whole(config, "num_embeds_ada_norm", default=1000) + 1) * hidden
+    inside, outside = (0, 1) if shared else (layers, 0)  # embedders
+    tables = 2 * hidden + (whole(config, "num_embeds_ada_norm", default=1000) + 1) * hidden
     biases = 0 if config.get("attention_bias", True) else -3 * hidden  # of queries, keys and values
     diffusion = DiffusionTransformer(
-        modulation=6 * layers * hidden * hidden + (embedders - shared) * time,
-        conditioning=2 * hidden * hidden + shared * time,
-        small=layers * (6 * hidden + biases) + (embedders - shared) * (2 * hidden + classes),
+        modulation=6 * layers * hidden * hidden + inside * time,
+        conditioning=2 * hidden * hidden + outside * time,
+        small=layers * (6 * hidden + biases) + inside * tables,
     )
-    ends = 2 * hidden + shared * (2 * hidden + classes)
+    ends = 2 * hidden + outside * tables
     return _denoiser(config, layers=layers, feed_forward=4 * hidden, diffusion=diffusion, ends=ends)
 
 

@@ -273,8 +273,8 @@ def dinov2(config: Config) -> ModelShape:
     hidden, gated = whole(config, "hidden_size"), bool(config.get("use_swiglu_ffn"))
     width = int(hidden * config.get("mlp_ratio", 4))
     width = -(-int(width * 2 / 3) // 8) * 8 if gated else width
-    own = {"gated_mlp": gated, "layer": 2 * hidden, "outside": hidden * bool(config.get("use_mask_token", True))}
-    return _image_classifier({"patch_size": 14, **config, "intermediate_size": width}, pooled=2, **own)
+    config, mask = {"patch_size": 14, **config, "intermediate_size": width}, bool(config.get("use_mask_token", True))
+    return _image_classifier(config, gated_mlp=gated, pooled=2, layer=2 * hidden, outside=mask * hidden)
 
 
 def vit(config: Config) -> ModelShape:

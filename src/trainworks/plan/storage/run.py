@@ -62,12 +62,13 @@ class StoredRun:
     def of(cls, plan: ClusterPlan, run_file: RunFile, interval: Traced) -> Self:
         """The best layout of the plan of a run file."""
         data = run_file.workload.data if run_file.workload else None
+        has_images = run_file.workload is not None and run_file.workload.task == "image-classification"
         return cls(
             job=plan.job,
             best=plan.best[0],
             global_batch=plan.global_batch,
             steps=plan.steps,
-            image_size=data.image_size if data and run_file.workload.task == "image-classification" else None,
+            image_size=data.image_size if data and has_images else None,
             sample_bytes=data.sample_size if data else None,
             keep=run_file.checkpoint.keep,
             interval=interval,
@@ -106,11 +107,13 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         restart_copies=fact("replicas that read", layout.dp_replicate, "", source="dp_replicate of the layout"),
         copy_bytes=bytes_of_copy(run.job, run.best),
     )
+    is_latent = isinstance(run.job.shape, ModelShape) and run.job.shape.diffusion is not None
+    tokens_bytes = sample.value if is_latent else _TOKEN_BYTES * run.job.sequence_length
     needs = node_needs(
         demand,
         samples_per_s=rate,
         sample_bytes=sample,
-        prepared_bytes=_TOKEN_BYTES * run.job.sequence_length if images is None else _PIXEL_BYTES * images**2,
+        prepared_bytes=tokens_bytes if images is None else _PIXEL_BYTES * images**2,
         batch_samples=layout.micro_batch,
         accelerators_per_node=fact("accelerators per node", cluster.accelerators_per_node, "", source=cluster.name),
         images=images is not None,
