@@ -208,7 +208,7 @@ def test_a_published_row_is_predicted_with_nothing_fitted_to_its_kind() -> None:
         (WAN | {"frames": 8}, "8 frames are not 1 and a multiple of 4"),
         (WAN | {"patch_size": [2, 2, 2]}, "patches of"),
         (DIT | {"sample_size": 15}, "a latent of 15 x 15 has no whole patches of 2"),
-        (DIT | {"image_size": 100}, "100 x 100 pixels are no multiple of 8"),
+        (DIT | {"image_size": 100}, "the VAE makes 8 pixels one, which do not divide 100 x 100"),
         (DIT | {"num_attention_heads": 0}, "has `num_attention_heads: 0`"),
         ({"_class_name": "UNet2DConditionModel"}, "model type `UNet2DConditionModel` cannot be planned yet"),
     ],
@@ -235,7 +235,7 @@ def test_a_run_is_refused_and_a_plan_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("diffusion", "image-classification", "`frames` and `image_height` are for `task: diffusion`"),
+        ("diffusion", "image-classification", "`task: image-classification` needs `data.image_size`, and no other size"),
         ("wan2.1-1.3b", "vit-b16", "`vit-b16` does not denoise latents, and `task` is diffusion"),
         ("wan2.1-1.3b", "resnet-50", "`resnet-50` does not denoise latents, and `task` is diffusion"),
         ("image_size: 832, ", "", "`image_height` needs `image_size`, the width"),

@@ -30,8 +30,7 @@ class Workload(Spec):
     """A training run of Trainworks."""
 
     task: Literal["causal-lm", "masked-lm", "image-classification", "diffusion", "module"]
-    """Training objective: the next token, masked tokens, classes of images, the noise of latents (which can be planned,
-    not trained), or that of your Python file."""
+    """Objective: next token, masked tokens, classes of images, noise of latents (a plan alone), or your file's."""
     model: Model
     adapter: Adapter | None = None
     """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
@@ -62,8 +61,7 @@ class Workload(Spec):
     @property
     def unit(self) -> Literal["tokens", "images", "samples"]:
         """Unit of the throughput."""
-        units = {"module": "samples", "diffusion": "samples", "image-classification": "images"}
-        return units.get(self.task, "tokens")  # type: ignore[return-value]
+        return "images" if self.task == "image-classification" else "tokens" if "-lm" in self.task else "samples"
 
     @property
     def has_perplexity(self) -> bool:
@@ -162,14 +160,12 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _size_of_a_sample(self) -> Workload:
-        if self.task == "module":
+        if self.task in ("module", "diffusion"):
             return self
-        if self.task != "diffusion" and (self.data.frames or self.data.image_height):
-            raise FieldError("`frames` and `image_height` are for `task: diffusion`", hint="remove them")
-        if self.task == "image-classification" and self.data.image_size is None:
-            raise FieldError("`task: image-classification` needs `data.image_size`")
-        if self.unit == "tokens" and (self.data.sequence_length < 2 or self.data.image_size is not None):
-            raise FieldError("a text task needs `data.sequence_length` of at least 2, and no `image_size`")
+        if self.task == "image-classification" and set(self.data.sizes) != {"image_size"}:
+            raise FieldError("`task: image-classification` needs `data.image_size`, and no other size")
+        if self.unit == "tokens" and (self.data.sequence_length < 2 or self.data.sizes):
+            raise FieldError("a text task needs `data.sequence_length` of at least 2, and no `image_size` or `frames`")
         return self
 
 

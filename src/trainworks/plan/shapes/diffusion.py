@@ -1,7 +1,7 @@
 """Diffusion transformers in a diffusers config.json: DiT, MMDiT (Stable Diffusion 3, Flux), and Wan for videos.
 
 A sample is cut into patches of its latent, as in the model's own pipeline: a side of s pixels has s / (8 p) patches of
-width p; a video of F frames has 1 + (F - 1) / 4 latent ones. Frozen encoders (VAE, text) are no part of the model.
+width p; a video of F frames has 1 + (F - 1) / 4 latent ones. The model has none of the frozen encoders (VAE, text).
 Symbols: those of `parameters`.
 """
 
@@ -181,7 +181,7 @@ def _sides(config: Config, size: int | tuple[int, int]) -> tuple[int, int]:
         width = whole(config, "image_size")
         height = optional(config, "image_height", width)
         if height % _PIXELS or width % _PIXELS:
-            raise UsageError(f"{width} x {height} pixels are no multiple of {_PIXELS}, which the VAE makes one")
+            raise UsageError(f"the VAE makes {_PIXELS} pixels one, which do not divide {width} x {height}")
         return height // _PIXELS, width // _PIXELS
     own = optional(config, "sample_size", 0)
     usual = size if isinstance(size, tuple) else (size, size)
