@@ -17,9 +17,10 @@ from trainworks.plan.parameters import (
 from trainworks.plan.shapes.conv_net import conv_net_of_hf_config
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 
-NETWORKS = [name for name in preset_names() if preset(name)["model_type"] == "resnet"]
+NETWORKS = [name for name in preset_names() if preset(name).get("model_type") == "resnet"]
 TRANSFORMERS = [name for name in preset_names() if name not in NETWORKS]
-BUILT = [name for name in TRANSFORMERS if preset(name)["model_type"] != "arctic"]  # which has code of its own
+OF_TRANSFORMERS = [name for name in TRANSFORMERS if "model_type" in preset(name)]
+BUILT = [name for name in OF_TRANSFORMERS if preset(name)["model_type"] != "arctic"]  # which has code of its own
 COUNTED = [name for name in preset_names() if known_model(name).parameters is not None]
 
 

@@ -121,6 +121,14 @@ def test_a_plan_reads_like_this(golden) -> None:
     golden("plan_cluster.txt", re.sub(r"throughput [\w.]+", "throughput #", text))
 
 
+def test_a_plan_of_videos_counts_them_beside_their_tokens(golden) -> None:
+    text = RUN.replace("causal-lm", "diffusion").replace("llama2-7b", "wan2.1-1.3b")
+    text = text.replace("{sequence_length: 4096}", "{image_size: 832, image_height: 480, frames: 81}")
+    layout = "layout: {dp_shard: 16, zero: 3, cp: 2, micro_batch: 1}\n"
+    shown = masked(printed(planned(text + layout)))
+    golden("plan_videos.txt", re.sub(r"throughput [\w.]+|\([\w.]+ tokens/s\)", "#", shown))
+
+
 def test_a_plan_prints_and_leaves_nothing_behind(tmp_path: Path) -> None:
     written(tmp_path, RUN.replace(f"cluster: {ON}\n", ""))
     done = trainworks_program("plan", "run.yaml", "--on", ON, folder=tmp_path)

@@ -349,7 +349,7 @@ def test_a_pattern_with_colons_and_braces_is_quoted_once() -> None:
         ),
         (
             ["data.sequence_length=1"],
-            "a text task needs `data.sequence_length` of at least 2, and no `image_size`",
+            "a text task needs `data.sequence_length` of at least 2, and no `image_size` or `frames`",
             "run.yaml:2  workload, --set workload.data.sequence_length",
             None,
         ),

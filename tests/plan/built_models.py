@@ -9,6 +9,7 @@ import torch
 import transformers
 
 CLASSES = {"bert": transformers.BertForPreTraining, "vit": transformers.ViTForImageClassification}
+CLASSES |= {"dinov2": transformers.Dinov2ForImageClassification}
 _IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 
 
@@ -16,7 +17,7 @@ def config_of(fields: Mapping[str, Any]) -> Any:
     """The config object of a `model_type` and its dimensions."""
     named = dict(fields)
     kind = named.pop("model_type").replace("kimi_k2", "deepseek_v3")
-    ids = {} if kind == "vit" else _IDS
+    ids = {} if kind in ("vit", "dinov2") else _IDS
     return transformers.AutoConfig.for_model(kind, **(ids | named))
 
 

@@ -111,4 +111,6 @@ CONFIGS = {
     "bert-token-types": family("bert", num_key_value_heads=6, type_vocab_size=5),
     "vit": VIT,
     "vit-no-biases": VIT | {"qkv_bias": False},
+    "dinov2": VIT | {"model_type": "dinov2"},
+    "dinov2-gated": VIT | {"model_type": "dinov2", "use_swiglu_ffn": True, "use_mask_token": False, "mlp_ratio": 3},
 }

@@ -19,7 +19,7 @@ from trainworks.plan.parameters import (
 )
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 
-DECODERS = [name for name in CONFIGS if not name.startswith(("vit", "bert"))]
+DECODERS = [name for name in CONFIGS if not name.startswith(("vit", "dinov2", "bert"))]
 
 
 def blocks(layers: int, pp: int, interleave: int = 1) -> tuple[int, int]:

@@ -64,6 +64,12 @@ def trainable(run_file: RunFile, source: Source | None) -> RunFile:
     Raises:
         UsageError: the run can be planned and not started, with its line.
     """
+    if run_file.workload is not None and run_file.workload.task == "diffusion":
+        raise UsageError(
+            "`task: diffusion` can be planned for a described cluster, not trained, by this version",
+            place=source.place(("workload", "task")) if source else None,
+            hint="train it with a script of its own, as a command: `run: torchrun $TORCHRUN_ARGS train.py`",
+        )
     run_file = _with_dimensions(run_file, source)
     _check_it_can_run(run_file, source)
     _check_software(run_file, source)

@@ -33,6 +33,7 @@ from trainworks.plan.cost.energy import AVERAGE_GRID
 from trainworks.plan.cost.owning import MOST_HOURS_OF_A_YEAR
 from trainworks.plan.cost.renting import spot_waste
 from trainworks.plan.cost.report import CostReport, notes_of, sentences_of
+from trainworks.plan.job import unit_of
 from trainworks.plan.sizing.candidates import your_price
 from trainworks.plan.sizing.finish import TRIALS, simulated_finish
 from trainworks.plan.trace import Traced, computed, fact
@@ -176,7 +177,8 @@ def _paid_run(run: RunInput, on: str | None, settings: Settings) -> _PaidRun:
         low=low_s,
         high=high_s,
     )
-    length = 1 if workload is None or workload.task == "image-classification" else workload.data.sequence_length
+    noun = unit_of(plan.job.shape)
+    length = 1 if workload is None or noun != "tokens" else workload.data.sequence_length
     usd, is_own = run_file.cluster.usd_per_accelerator_hour, run_file.cluster.contract == "own"
     node, priced_in = plan.job.cluster.node, f"{written}: cluster.usd_per_accelerator_hour"
     instance = node.name if node is not None and node.kind == "instance" else None
@@ -185,7 +187,7 @@ def _paid_run(run: RunInput, on: str | None, settings: Settings) -> _PaidRun:
         cluster=plan.job.cluster,
         hours=(run_time / 3600).named("hours", "h"),
         count=fact("work", plan.steps * plan.global_batch * length, "", source=f"`{written}`"),
-        noun="images" if length == 1 else "tokens",
+        noun=noun,
         offers=() if usd is None or is_own else (your_price(instance, plan.job.cluster, usd, priced_in),),
         budget_usd=run_file.goal.budget,
         held=described_cluster(run_file, source) if is_own else None,

@@ -160,7 +160,11 @@ class Data(Spec):
     sequence_length: Annotated[int, up_to("sequence_length")] = 1
     """Tokens per training sequence; at least 2 for text, not used for images."""
     image_size: Annotated[int, up_to("image_size", least=8)] | None = None
-    """Width of the square images."""
+    """Width of the images, which are square without `image_height`."""
+    image_height: Annotated[int, up_to("image_size", least=8)] | None = None
+    """Height of the images of `task: diffusion`."""
+    frames: Annotated[int, up_to("image_size")] | None = None
+    """Frames of the videos of `task: diffusion`."""
     column: str | None = None
     """Column or key of the text (JSONL, Parquet, datasets); `text` or `content` by default."""
     split: str | None = None
@@ -194,6 +198,18 @@ class Data(Spec):
             raise FieldError("`column` and `split` need a single source", hint="set them for each source in the list")
         check_weights(self.source)
         return self
+
+    @model_validator(mode="after")
+    def _heights_have_a_width(self) -> Data:
+        if self.image_height is not None and self.image_size is None:
+            raise FieldError("`image_height` needs `image_size`, the width")
+        return self
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes of images and videos that are given, by their keys."""
+        given = {name: getattr(self, name) for name in ("image_size", "image_height", "frames")}
+        return {name: value for name, value in given.items() if value is not None}
 
     @model_validator(mode="after")
     def _chats_have_no_column(self) -> Data:

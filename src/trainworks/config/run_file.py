@@ -29,8 +29,8 @@ from trainworks.masking import is_secret
 class Workload(Spec):
     """A training run of Trainworks."""
 
-    task: Literal["causal-lm", "masked-lm", "image-classification", "module"]
-    """Training objective: the next token, masked tokens, classes of images, or that of your Python file."""
+    task: Literal["causal-lm", "masked-lm", "image-classification", "diffusion", "module"]
+    """Objective: next token, masked tokens, classes of images, noise of latents (a plan alone), or your file's."""
     model: Model
     adapter: Adapter | None = None
     """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
@@ -61,7 +61,7 @@ class Workload(Spec):
     @property
     def unit(self) -> Literal["tokens", "images", "samples"]:
         """Unit of the throughput."""
-        return {"module": "samples", "image-classification": "images"}.get(self.task, "tokens")  # type: ignore[return-value]
+        return "images" if self.task == "image-classification" else "tokens" if "-lm" in self.task else "samples"
 
     @property
     def has_perplexity(self) -> bool:
@@ -117,7 +117,7 @@ class Workload(Spec):
                 "`task: module` does not use `data`: the module builds its own dataset",
                 hint="remove `data` and read the data in `build_dataset`",
             )
-        if self.task in ("module", "image-classification") and self.train_for.unit == "tokens":
+        if self.unit != "tokens" and self.train_for.unit == "tokens":
             raise FieldError(f"`task: {self.task}` has no tokens to count", hint="give `train_for` in steps or epochs")
         if self.task == "causal-lm" and self.model.architecture == "bert":
             raise FieldError(
@@ -158,13 +158,12 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _size_of_a_sample(self) -> Workload:
-        if self.task == "module":
+        if self.task in ("module", "diffusion"):
             return self
-        images = self.task == "image-classification"
-        if images and self.data.image_size is None:
-            raise FieldError("`task: image-classification` needs `data.image_size`")
-        if not images and (self.data.sequence_length < 2 or self.data.image_size is not None):
-            raise FieldError("a text task needs `data.sequence_length` of at least 2, and no `image_size`")
+        if self.task == "image-classification" and set(self.data.sizes) != {"image_size"}:
+            raise FieldError("`task: image-classification` needs `data.image_size`, and no other size")
+        if self.unit == "tokens" and (self.data.sequence_length < 2 or self.data.sizes):
+            raise FieldError("a text task needs `data.sequence_length` of at least 2, and no `image_size` or `frames`")
         return self
 
 

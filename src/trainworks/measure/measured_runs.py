@@ -97,7 +97,8 @@ def read_run(row: Row) -> MeasuredRun:
     """
     row = _as_shared(row)
     shape = row_settings.read_model(row)
-    length = needed_whole(row, "seq_len")
+    own = shape.max_sequence_length if shape.patch_values else None  # a sample of its usual size
+    length = whole_of(row, "seq_len") or own or needed_whole(row, "seq_len")
     batch = needed_whole(row, "global_batch")
     total = num_accelerators(row)
     cluster = read_cluster(row, num_accelerators=total)

@@ -21,7 +21,7 @@ from trainworks.measure.calibrate import remembered
 from trainworks.measure.worker_tasks import ask
 from trainworks.plan.parameters import reward_shape
 from trainworks.plan.shapes.conv_net import ConvNetShape, conv_net_of_hf_config
-from trainworks.plan.shapes.presets import Vocabulary, default_vocabulary
+from trainworks.plan.shapes.presets import Vocabulary, check_task, default_vocabulary
 from trainworks.plan.shapes.transformer import PLANNED_TYPES, shape_of_hf_config, shape_of_model
 from trainworks.record.model_shape import ModelShape
 
@@ -173,8 +173,10 @@ def shape_and_vocabulary(workload: Workload) -> tuple[ModelShape, Vocabulary | N
         taken = default_vocabulary(workload)
         entries = taken.entries if taken else workload.data.vocabulary or _entries_of(Path(workload.data.tokenizer))
         shape = shape_of_model(workload.model, vocabulary=entries, sequence_length=length)
+        check_task(workload, shape)
         return reward_shape(shape) if workload.trains_reward else shape, taken
-    shape = shape_of_hf_config(hf_config(workload.model.hf) | _image_size(workload))
+    shape = shape_of_hf_config(hf_config(workload.model.hf) | workload.data.sizes)
+    check_task(workload, shape)
     if length > shape.max_sequence_length:
         raise UsageError(
             f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
@@ -187,12 +189,7 @@ def conv_net(workload: Workload) -> ConvNetShape | None:
     if workload.model.hf is None or workload.task != "image-classification":
         return None
     config = hf_config(workload.model.hf)
-    return conv_net_of_hf_config(config | _image_size(workload)) if config.get("model_type") == "resnet" else None
-
-
-def _image_size(workload: Workload) -> dict[str, int]:
-    """Size of the images of the run file, for which a model is built."""
-    return {} if workload.data.image_size is None else {"image_size": workload.data.image_size}
+    return conv_net_of_hf_config(config | workload.data.sizes) if config.get("model_type") == "resnet" else None
 
 
 def has_formula(workload: Workload) -> bool:

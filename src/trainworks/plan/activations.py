@@ -77,6 +77,9 @@ def activation_bytes(
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
                    without a gate
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
+        text       e (2 H d + 2 H d S / T) / t of a cross-attention to S tokens: queries, output, keys and values
+        gates      e h of each gated output of a diffusion transformer, all but cross-attention's, and where kernels
+                   are not fused e h of its normalised input; / t with sequence parallelism
         mixers     e (3 i + 2 G N + H) / t: the outputs of the input projection and of the scan, whose kernel computes
                    the convolution, the states and the norm again (mamba_ssm, ssd_combined.py)
 
@@ -95,9 +98,8 @@ def activation_bytes(
         software: of the run.
         recompute: of all layouts; by default their own.
     """
-    e = element_bytes(precision)
+    e, t = element_bytes(precision), layouts.tp
     tokens = layouts.micro_batch * sequence_length / layouts.cp
-    t = layouts.tp
     split = np.where(layouts.sequence_parallel > 0, t, 1.0)
     stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     attending, halves = num_attention_layers(shape) / shape.layers, num_sublayers(shape) / shape.layers
@@ -108,17 +110,19 @@ def activation_bytes(
     copies = np.where(has_casts(layouts, precision, software) > 0, 5.0 if shape.gated_mlp else 4.0, 2.0)
     inputs = copies * e * shape.hidden * (halves / 2)
     inputs = inputs / (1.0 if software.native or software.keeps_gathered else split)
-    dropouts = (0.0 if software.fused_attention else 2.0 * shape.hidden) / split
+    gated = halves - shape.diffusion.cross_layers / shape.layers if shape.diffusion else 0.0
+    gates = (1.0 if fused else 2.0) * e * gated
+    beside = (gates + (0.0 if software.fused_attention else 2.0)) * shape.hidden / split  # and dropouts
     query_dim, value_dim = head_dims(shape)
     of_queries, of_keys = attending * shape.heads, attending * shape.kv_heads
-    heads = _mixing_bytes(shape, layouts, e, software)
+    heads = _mixing_bytes(shape, layouts, sequence_length, e, software)
     width, products = _mlp_widths(shape, layouts, fused and software.fused_gate)
     mlp = e * width / t
     if precision in ("fp8", "fp4") and fused:
         inputs = inputs - halves * shape.hidden / split
         mlp = mlp - (of_queries * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
-    whole = norms + tokens * (inputs + dropouts + heads + mlp + later)
+    whole = norms + tokens * (inputs + beside + heads + mlp + later)
     projected = (of_queries * query_dim + of_keys * (query_dim + value_dim)) / t
     scores = 0.0 if software.fused_attention else (2 * e + 1.0) * tokens * sequence_length * of_queries / t
     kept = {
@@ -135,7 +139,7 @@ def activation_bytes(
     return np.where(chosen == Recompute.FULL, stream, np.where(chosen == Recompute.SELECTIVE, kept, whole + scores))
 
 
-def _mixing_bytes(shape: ModelShape, layouts: Layouts, e: int, software: Software) -> Array:
+def _mixing_bytes(shape: ModelShape, layouts: Layouts, sequence_length: int, e: int, software: Software) -> Array:
     """Bytes per token of what attention and mixers take and give, on average over the blocks."""
     query_dim, value_dim = head_dims(shape)
     t = layouts.tp
@@ -143,6 +147,9 @@ def _mixing_bytes(shape: ModelShape, layouts: Layouts, e: int, software: Softwar
     heads = heads + (4.0 * shape.heads / t if software.fused_attention else 0.0)
     if software.native:
         heads = heads + np.where(layouts.cp > 1, e * shape.heads * query_dim / t, 0.0)
+    if (diffusion := shape.diffusion) is not None:
+        crossing = 2.0 * e * query_dim * (1 + diffusion.text_tokens / sequence_length) + 4.0 * software.fused_attention
+        heads = heads + diffusion.cross_layers / shape.layers * shape.heads * crossing / t
     return num_attention_layers(shape) / shape.layers * heads + e * mixer_values(shape) / t
 
 

@@ -5,18 +5,18 @@ Symbols as in `compute`; E experts, k experts per token, T sequence length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.plan.activations import has_casts, recomputes_modules
 from trainworks.plan.collectives import parts_reached
-from trainworks.plan.compute import DeviceRates, product_s, traffic_s
+from trainworks.plan.compute import DeviceRates, Product, product_s, products_s, traffic_s, with_launches
 from trainworks.plan.flops import scan_flops_per_token
-from trainworks.plan.layouts import Array, Layouts, Recompute, Values
+from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.parameters import head_dims, mixer_bytes, num_attention_layers, num_dense_layers, num_expert_layers
 from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
@@ -38,16 +38,7 @@ _KERNELS_EXPERT = 30
 """More of a block with experts: routing, sorting, permuting; forward and backward alike."""
 
 
-_Part = Literal["attention", "mixer", "mlp", "experts"]
-
-
-class _Product(NamedTuple):
-    rows: Values
-    columns: Values
-    depth: Values
-    batch: Values = 1.0
-    share: float = 1.0
-    """Share of the rate that one product of these dimensions reaches."""
+_Part = Literal["attention", "cross", "mixer", "mlp", "experts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +75,7 @@ class HeadTimes:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A block, or a part of a hybrid's, whose work is counted, on each rank of these layouts."""
+    """A block, or a part of one, whose work is counted, on each rank of these layouts."""
 
     shape: ModelShape
     layouts: Layouts
@@ -107,7 +98,8 @@ def block_times(
     Backward does each product twice: the gradient of the input [m, n] x [n, k] and of the weight [k, m] x [m, n].
     Recomputation repeats the whole forward (full), or what lies between the projections (selective); in a
     PyTorch-native program selective recomputation repeats chosen operations, `selective_share` of the forward.
-    The parts of a hybrid's layers are taken one by one.
+    The parts of a hybrid's layers are taken one by one, and a cross-attention is one. A layer of two streams takes the
+    time of one over all tokens.
     """
     dense, routed = num_dense_layers(shape), num_expert_layers(shape)
     parts: list[tuple[int, frozenset[_Part]]] = [
@@ -121,6 +113,8 @@ def block_times(
             (dense, frozenset({"mlp"})),
             (routed, frozenset({"experts"})),
         ]
+    if shape.diffusion is not None:
+        parts += [(shape.diffusion.cross_layers, frozenset({"cross"}))]
     kinds = [
         (count / shape.layers, _one_kind(_Block(shape, layouts, sequence_length, device, software, each)))
         for count, each in parts
@@ -136,7 +130,7 @@ def block_times(
 def _one_kind(block: _Block) -> BlockTimes:
     layouts, device, software = block.layouts, block.device, block.software
     products = _block_products(block)
-    forward, backward = _products_s(products, device)
+    forward, backward = products_s(products, device)
     core_forward, core_backward = _core_s(block)
     traffic = traffic_s(_block_bytes(block), device)
     if device.casts and software.framework != "megatron":  # which keeps the weights of a step in 8 bits
@@ -147,7 +141,7 @@ def _one_kind(block: _Block) -> BlockTimes:
     forward = forward + core_forward + traffic
     backward = backward + core_backward + traffic * device.coefficients.backward_bytes
     launched_forward, launched_backward = _launches(block)
-    forward = _with_launches(forward, launched_forward, device)
+    forward = with_launches(forward, launched_forward, device)
     if recomputes_modules(block.shape, software):
         core_forward = _modules_s(block)
     selective = {
@@ -158,20 +152,28 @@ def _one_kind(block: _Block) -> BlockTimes:
         "queries": device.coefficients.projections_share * forward,
     }[software.selective]
     whole = forward
-    # the gradients of a router need the last products of its experts
-    if "experts" not in block.parts and not software.repeats_last:
-        whole = forward - _products_s(products[-1:], device)[0]
+    # the gradients of a router need the last products of its experts, and the MLP is what a block ends with
+    if not {"experts", "cross"} & block.parts and not software.repeats_last:
+        whole = forward - products_s(products[-1:], device)[0]
     is_selective = layouts.recompute == Recompute.SELECTIVE
     again = np.where(layouts.recompute == Recompute.FULL, whole, np.where(is_selective, selective, 0.0))
-    return BlockTimes(forward, _with_launches(backward, launched_backward, device), again)
+    return BlockTimes(forward, with_launches(backward, launched_backward, device), again)
 
 
-def _block_products(block: _Block) -> list[_Product]:
+def _block_products(block: _Block) -> list[Product]:
     shape, layouts, sequence_length, parts = block.shape, block.layouts, block.sequence_length, block.parts
     products = [*_attention_products(shape, layouts, sequence_length)] if "attention" in parts else []
+    if (diffusion := shape.diffusion) is not None and diffusion.modulation and "mlp" in parts:
+        outputs = diffusion.modulation / shape.layers / shape.hidden
+        products = [Product(layouts.micro_batch, outputs, shape.hidden), *products]
+    if diffusion is not None and "cross" in parts:  # every rank of cp has the keys and values of all text
+        text, width = diffusion.text_tokens, shape.heads * shape.head_dim
+        products += [Product(block.tokens, width / layouts.tp, shape.hidden)]
+        products += [Product(layouts.micro_batch * text, 2 * width / layouts.tp, shape.hidden)]
+        products += [Product(block.tokens, shape.hidden, width / layouts.tp)]
     if (mixer := shape.state_space) is not None and "mixer" in parts:  # tp cuts its heads and groups
-        products += [_Product(block.tokens, mixer.projected / layouts.tp, shape.hidden)]
-        products += [_Product(block.tokens, shape.hidden, mixer.inner / layouts.tp)]
+        products += [Product(block.tokens, mixer.projected / layouts.tp, shape.hidden)]
+        products += [Product(block.tokens, shape.hidden, mixer.inner / layouts.tp)]
     if "experts" in parts:
         return products + _expert_products(shape, layouts, sequence_length, block.device.coefficients.routed_share)
     return products + (_mlp_products(shape, layouts, sequence_length, shape.feed_forward) if "mlp" in parts else [])
@@ -179,12 +181,14 @@ def _block_products(block: _Block) -> list[_Product]:
 
 def _core_s(block: _Block) -> tuple[Array, Array]:
     """What is computed between the projections: attention, or a mixer's scan, at the rate of attention over a chunk."""
+    shape, layouts, device = block.shape, block.layouts, block.device
     if "attention" in block.parts:
-        return _attention_core_s(block)
-    layouts, device = block.layouts, block.device
-    if (mixer := block.shape.state_space) is None or "mixer" not in block.parts:
+        return _attention_core_s(block, keys=block.sequence_length)
+    if shape.diffusion is not None and "cross" in block.parts:
+        return _attention_core_s(block, keys=shape.diffusion.text_tokens)
+    if (mixer := shape.state_space) is None or "mixer" not in block.parts:
         return np.zeros(len(layouts)), np.zeros(len(layouts))
-    flops = block.tokens / layouts.tp * scan_flops_per_token(block.shape) / mixer.layers
+    flops = block.tokens / layouts.tp * scan_flops_per_token(shape) / mixer.layers
     if device.measured_attention_flops_per_s is not None:
         return flops / device.measured_attention_flops_per_s, 2.0 * flops / device.measured_attention_flops_per_s
     rates = device.attention_rates(mixer.head_dim, mixer.chunk, causal=False)
@@ -192,7 +196,8 @@ def _core_s(block: _Block) -> tuple[Array, Array]:
 
 
 def _launches(block: _Block) -> tuple[Array, Array]:
-    """Kernels of one block that the host launches, forward and backward; shape [n] each. A part alone has half.
+    """Kernels of one block that the host launches, forward and backward; shape [n] each. A part alone has half, and
+    each of two streams its own.
 
     Transformer Engine's GroupedLinear launches two products of each local expert forward and four backward, in 8 and 4
     bits with a cast each.
@@ -200,7 +205,9 @@ def _launches(block: _Block) -> tuple[Array, Array]:
     shape, layouts, device, software = block.shape, block.layouts, block.device, block.software
     experts, share = "experts" in block.parts, len(block.parts) / 2
     fused = software.fuses(experts=experts)
-    forward, backward = _KERNELS if fused else _KERNELS_EAGER[shape.gated_mlp]
+    if shape.diffusion is not None and "mlp" in block.parts:
+        share += shape.diffusion.text_layers / shape.layers
+    forward, backward = _KERNELS if fused else _KERNELS_EAGER[_has_rotations(shape)]
     if software.framework == "torch" and not fused and device.is_queued and device.precision == "fp8" and not experts:
         linear_layers = 7 if shape.gated_mlp else 6
         forward += linear_layers * _LAUNCHES_EAGER_FP8[0]
@@ -211,58 +218,32 @@ def _launches(block: _Block) -> tuple[Array, Array]:
     return share * forward + extra + grouped, share * backward + extra + 2 * grouped
 
 
-def _with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -> Array:
-    """The slower of the device, with the gaps between its kernels, and of the host that launches them; near each other
-    they do not overlap perfectly: (x^8 + y^8)^(1/8). Their sum where the host is the device.
-    """
-    if not device.is_queued:
-        return kernels_s + num_kernels * device.coefficients.launch_s
-    device_s = kernels_s + num_kernels * device.coefficients.gap_s
-    host_s = num_kernels * device.coefficients.launch_s
-    return np.sqrt(np.sqrt(np.sqrt(device_s**8 + host_s**8)))
-
-
-def _products_s(products: Sequence[_Product], device: DeviceRates) -> tuple[Array, Array]:
-    """Seconds of all products forward, and backward: the gradients of their inputs and of their weights."""
-    dims = np.empty((4, len(products), np.size(products[0].rows)))
-    for at, product in enumerate(products):
-        for dim, value in zip(dims, product[:4], strict=True):
-            dim[at] = value
-    m, n, k, batch = dims
-    share = np.array([product.share for product in products])[:, np.newaxis]
-    forward, of_inputs, of_weights = (
-        seconds / share
-        for seconds in product_s(np.stack([m, m, k]), np.stack([n, k, n]), np.stack([k, n, m]), device, batch)
-    )
-    return forward.sum(axis=0), (of_inputs + of_weights).sum(axis=0)
-
-
 def _tokens(layouts: Layouts, sequence_length: int) -> Array:
     """M: tokens of a micro-batch on this rank."""
     return layouts.micro_batch * sequence_length / layouts.cp
 
 
-def _attention_products(shape: ModelShape, layouts: Layouts, sequence_length: int) -> Iterator[_Product]:
+def _attention_products(shape: ModelShape, layouts: Layouts, sequence_length: int) -> Iterator[Product]:
     tokens, hidden, t = _tokens(layouts, sequence_length), shape.hidden, layouts.tp
     if shape.latent is None:
         width, kv_width = shape.heads * shape.head_dim, np.maximum(shape.kv_heads, t) * shape.head_dim
-        yield _Product(tokens, (width + 2 * kv_width) / t, hidden)
-        yield _Product(tokens, hidden, width / t)
+        yield Product(tokens, (width + 2 * kv_width) / t, hidden)
+        yield Product(tokens, hidden, width / t)
         return
     latent = shape.latent
     if latent.query_rank:
-        yield _Product(tokens, latent.query_rank, hidden)
-    yield _Product(tokens, latent.kv_rank + latent.rope_head_dim, hidden)
+        yield Product(tokens, latent.query_rank, hidden)
+    yield Product(tokens, latent.kv_rank + latent.rope_head_dim, hidden)
     yield from _latent_lifts(shape, layouts, sequence_length)
-    yield _Product(tokens, hidden, shape.heads * latent.value_head_dim / t)
+    yield Product(tokens, hidden, shape.heads * latent.value_head_dim / t)
 
 
-def _latent_lifts(shape: ModelShape, layouts: Layouts, sequence_length: int) -> Iterator[_Product]:
+def _latent_lifts(shape: ModelShape, layouts: Layouts, sequence_length: int) -> Iterator[Product]:
     """Queries, keys and values of all heads from their latent ranks."""
     if shape.latent is not None:
         tokens, latent, heads = _tokens(layouts, sequence_length), shape.latent, shape.heads / layouts.tp
-        yield _Product(tokens, heads * (latent.nope_head_dim + latent.rope_head_dim), latent.query_rank or shape.hidden)
-        yield _Product(tokens, heads * (latent.nope_head_dim + latent.value_head_dim), latent.kv_rank)
+        yield Product(tokens, heads * (latent.nope_head_dim + latent.rope_head_dim), latent.query_rank or shape.hidden)
+        yield Product(tokens, heads * (latent.nope_head_dim + latent.value_head_dim), latent.kv_rank)
 
 
 def _modules_s(block: _Block) -> Array:
@@ -273,7 +254,7 @@ def _modules_s(block: _Block) -> Array:
     values = norms + experts * (3 if shape.gated_mlp else 2) * _mlp_width(shape, layouts)
     moved_s = traffic_s(device.element_bytes * block.tokens * values, device)
     lifts = [*_latent_lifts(shape, layouts, block.sequence_length)] if "attention" in parts else []
-    return moved_s + _products_s(lifts, device)[0] if lifts else moved_s
+    return moved_s + products_s(lifts, device)[0] if lifts else moved_s
 
 
 def _mlp_width(shape: ModelShape, layouts: Layouts) -> Array:
@@ -281,47 +262,47 @@ def _mlp_width(shape: ModelShape, layouts: Layouts) -> Array:
     return (shape.experts_per_token * shape.expert_feed_forward + shape.shared_feed_forward) / layouts.tp
 
 
-def _mlp_products(shape: ModelShape, layouts: Layouts, sequence_length: int, width: int) -> list[_Product]:
+def _mlp_products(shape: ModelShape, layouts: Layouts, sequence_length: int, width: int) -> list[Product]:
     tokens, hidden, t = _tokens(layouts, sequence_length), shape.hidden, layouts.tp
     up = (2 if shape.gated_mlp else 1) * width / t
-    return [_Product(tokens, up, hidden), _Product(tokens, hidden, width / t)]
+    return [Product(tokens, up, hidden), Product(tokens, hidden, width / t)]
 
 
-def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int, share: float) -> list[_Product]:
+def _expert_products(shape: ModelShape, layouts: Layouts, sequence_length: int, share: float) -> list[Product]:
     """Routed tokens are k M / t per rank for any ep; they meet E / ep experts. tp does not cut experts."""
     routed = _tokens(layouts, sequence_length) * shape.experts_per_token / layouts.tp
     local = shape.experts / layouts.ep
     rows, hidden, width = routed / local, shape.expert_latent or shape.hidden, shape.expert_feed_forward
     products = [
-        _Product(rows, (2 if shape.gated_mlp else 1) * width, hidden, local, share),
-        _Product(rows, hidden, width, local, share),
+        Product(rows, (2 if shape.gated_mlp else 1) * width, hidden, local, share),
+        Product(rows, hidden, width, local, share),
     ]
     if shape.expert_latent:  # down and up again, of a token once
         tokens, latent = _tokens(layouts, sequence_length) / layouts.tp, shape.expert_latent
-        products += [_Product(tokens, latent, shape.hidden), _Product(tokens, shape.hidden, latent)]
+        products += [Product(tokens, latent, shape.hidden), Product(tokens, shape.hidden, latent)]
     if shape.shared_feed_forward:
         products += _mlp_products(shape, layouts, sequence_length, shape.shared_feed_forward)
     return products
 
 
-def _attention_core_s(block: _Block) -> tuple[Array, Array]:
+def _attention_core_s(block: _Block, *, keys: int) -> tuple[Array, Array]:
     """Scores and their product with the values, forward and backward.
 
-    FLOPs 2 b T (T / cp) (d_qk + d_v) H / t, half when causal and fused; backward 2.5 times (fused, which
-    computes the scores again) or 2 times. Unfused, the scores [b, H / t, T, T] pass through memory: written by the
-    product, read and written by softmax and dropout, read by the next product: 13 bytes each in 16 bits with
-    dropout's mask, 9 with a fused scale-mask-softmax.
+    FLOPs 2 b T (T / cp) (d_qk + d_v) H / t, with the keys of a cross-attention instead of the first T, half when
+    causal and fused; backward 2.5 times (fused, which computes the scores again) or 2 times. Unfused, the scores
+    [b, H / t, T, T] pass through memory: written by the product, read and written by softmax and dropout, read by the
+    next product: 13 bytes each in 16 bits with dropout's mask, 9 with a fused scale-mask-softmax.
     """
     shape, layouts, length, device = block.shape, block.layouts, block.sequence_length, block.device
     query_dim, value_dim = head_dims(shape)
-    pairs = layouts.micro_batch * length * (length / layouts.cp)
+    pairs = layouts.micro_batch * keys * (length / layouts.cp)
     heads = shape.heads / layouts.tp
     flops = 2.0 * pairs * heads * (query_dim + value_dim)
     if device.measured_attention_flops_per_s is not None:
         forward = flops / device.measured_attention_flops_per_s
         return forward, 2.0 * forward
     if block.software.fused_attention:
-        rates = device.attention_rates((query_dim + value_dim) / 2, length, causal=shape.causal)
+        rates = device.attention_rates((query_dim + value_dim) / 2, keys, causal=shape.causal)
         # Half of the token pairs when causal, and a band of them, or of chunks half, in layers with a window.
         full = 0.5 if shape.causal else 1.0
         banded = shape.window_layers / shape.layers if shape.window else 0.0
@@ -329,8 +310,8 @@ def _attention_core_s(block: _Block) -> tuple[Array, Array]:
         seen = flops * ((1 - banded) * full + banded * min(full, band))
         return seen / rates[0], 2.5 * seen / rates[1]
     batch = layouts.micro_batch * heads / layouts.cp
-    product = product_s(length, length, query_dim, device, batch)
-    product = product + product_s(length, value_dim, length, device, batch)
+    product = product_s(length, keys, query_dim, device, batch)
+    product = product + product_s(length, value_dim, keys, device, batch)
     scores = traffic_s(pairs * heads * (4 * device.element_bytes + 1), device)
     scores = scores * unfused_factor(shape, layouts, device, block.software)
     return product + scores, 2 * product + device.coefficients.backward_bytes * scores
@@ -342,16 +323,19 @@ def _block_bytes(block: _Block) -> Array:
     Per token: two norms (read, write) and two residual additions (2 reads, write): 10 e h, split over t with sequence
     parallelism; rotations or head transposes 4 e (H d + K d) / t; activation function 3 e f / t gated, 5 where it is
     apart from the gate, 2 e f / t plain; with 8-bit products the casts of every product's input, k h / t of the routed
-    ones; e h / t for each of `permuted_copies`. A part alone has one norm and one addition.
+    ones; e h / t for each of `permuted_copies`. A part alone, or two side by side, have one norm and one addition.
+    Scales, shifts and gates of a diffusion transformer are applied in the kernels of norms and additions.
     """
     shape, layouts, device, software, parts = block.shape, block.layouts, block.device, block.software, block.parts
     e, experts, received = device.element_bytes, "experts" in parts, shape.expert_latent or shape.hidden
     hidden_share = np.where(layouts.sequence_parallel > 0, layouts.tp, 1.0)
     query_dim, value_dim = head_dims(shape)
     heads = (shape.heads * query_dim + shape.kv_heads * value_dim) / layouts.tp * ("attention" in parts)
+    heads = heads + shape.heads * query_dim / layouts.tp * ("cross" in parts)
+    beside = shape.diffusion.single_layers / shape.layers * ("mlp" in parts) if shape.diffusion else 0.0
     width = _mlp_width(shape, layouts) if experts else shape.feed_forward / layouts.tp * ("mlp" in parts)
     passes = (3 if software.fused_gate else 5) if shape.gated_mlp else 2
-    per_token = 5 * len(parts) * e * shape.hidden / hidden_share + 4 * e * heads + passes * e * width
+    per_token = 5 * (len(parts) - beside) * e * shape.hidden / hidden_share + 4 * e * heads + passes * e * width
     if (mixer := shape.state_space) is not None and "mixer" in parts:
         per_token = per_token + mixer_bytes(shape, e) / layouts.tp
         heads = heads + mixer.inner / layouts.tp  # the input of its last product
@@ -383,13 +367,19 @@ def permuted_copies(shape: ModelShape, layouts: Layouts, software: Software) -> 
 def unfused_factor(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:
     """Bytes that element-wise work moves over those of fused kernels: 1, or where every operation is a kernel more.
 
-    PyTorch has a kernel for the norm and the activation of plain models, but writes RMSNorm, rotations and gates out.
+    PyTorch has a kernel for the norm and the activation of plain models, but writes RMSNorm, rotations and gates out;
+    those of diffusion transformers, too.
     Under autocast the residual stream, norms and softmax are fp32, and their results are cast for the products.
     """
     if software.fuses(experts=bool(shape.experts)):
         return np.ones(len(layouts))
-    written = device.coefficients.eager_bytes if shape.gated_mlp else device.coefficients.unfused_bytes
+    written = device.coefficients.eager_bytes if _has_rotations(shape) else device.coefficients.unfused_bytes
     return written * (1 + (_AUTOCAST_BYTES - 1) * has_casts(layouts, device.precision, software))
+
+
+def _has_rotations(shape: ModelShape) -> bool:
+    """Whether a block has more element-wise work than GPT-2's: rotations and gates, or modulations."""
+    return shape.gated_mlp or shape.diffusion is not None
 
 
 def head_times(
@@ -402,7 +392,7 @@ def head_times(
     """
     tokens, t = _tokens(layouts, sequence_length), layouts.tp
     vocabulary = np.ceil(shape.vocabulary / (_VOCABULARY_PADDING * t)) * _VOCABULARY_PADDING
-    forward_s, backward_s = _products_s([_Product(tokens, vocabulary, shape.hidden)], device)
+    forward_s, backward_s = products_s([Product(tokens, vocabulary, shape.hidden)], device)
     logit_bytes = software.logit_bytes or (12 if software.fused_attention else 22)
     loss_s = traffic_s(tokens * vocabulary * logit_bytes, device)
     embedding_s = traffic_s(tokens * shape.hidden * 6.0 * device.element_bytes, device)

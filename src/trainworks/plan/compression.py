@@ -97,6 +97,12 @@ def _matrices(shape: ModelShape | ConvNetShape) -> list[tuple[int, int, int]]:
     h = shape.hidden
     found = [(1, embedding_parameters(shape) // h, h), (1, output_parameters(shape) // h, h)]
     found += [(num_attention_layers(shape), rows, columns) for columns, rows in attention_sizes(shape).values()]
+    if (diffusion := shape.diffusion) is not None:
+        for name, (columns, rows) in attention_sizes(shape).items():
+            of_text = diffusion.text_outputs if name == "o_proj" else diffusion.text_layers
+            found.append((diffusion.cross_layers + of_text, rows, columns))
+        found += [(diffusion.text_outputs, rows, columns) for columns, rows in mlp_sizes(shape).values()]
+        found.append((shape.layers, diffusion.modulation // shape.layers // h, h))
     if (mixer := shape.state_space) is not None:
         found += [(mixer.layers, mixer.projected, h), (mixer.layers, h, mixer.inner)]
     found += [(num_dense_layers(shape), rows, columns) for columns, rows in mlp_sizes(shape).values()]

@@ -27,7 +27,7 @@ kernels.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -179,6 +179,17 @@ def _limit_by_power(rate: float, accelerator: Accelerator, bits: int, coefficien
     return float((rate**-8 + fed**-8) ** -0.125)
 
 
+class Product(NamedTuple):
+    """`batch` matrix products of these dimensions."""
+
+    rows: Values
+    columns: Values
+    depth: Values
+    batch: Values = 1.0
+    share: float = 1.0
+    """Share of the rate that one product of these dimensions reaches."""
+
+
 def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Values = 1.0) -> Array:
     """Seconds of `batch` products [m, k] x [k, n]; see the head of this module."""
     if device.measured_products:
@@ -201,6 +212,21 @@ def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Value
     return seconds
 
 
+def products_s(products: Sequence[Product], device: DeviceRates) -> tuple[Array, Array]:
+    """Seconds of all products forward, and backward: the gradients of their inputs and of their weights."""
+    dims = np.empty((4, len(products), np.size(products[0].rows)))
+    for at, product in enumerate(products):
+        for dim, value in zip(dims, product[:4], strict=True):
+            dim[at] = value
+    m, n, k, batch = dims
+    share = np.array([product.share for product in products])[:, np.newaxis]
+    forward, of_inputs, of_weights = (
+        seconds / share
+        for seconds in product_s(np.stack([m, m, k]), np.stack([n, k, n]), np.stack([k, n, m]), device, batch)
+    )
+    return forward.sum(axis=0), (of_inputs + of_weights).sum(axis=0)
+
+
 def _measured_product_s(flops: Values, device: DeviceRates) -> Array:
     """Seconds at the measured rate, linear in the logarithm of the FLOPs between two measured products.
 
@@ -215,6 +241,17 @@ def _measured_product_s(flops: Values, device: DeviceRates) -> Array:
 def traffic_s(num_bytes: Array, device: DeviceRates) -> Array:
     """Seconds to move bytes through the accelerator's memory in element-wise kernels."""
     return num_bytes / device.memory_bytes_per_s
+
+
+def with_launches(kernels_s: Array, num_kernels: Values, device: DeviceRates) -> Array:
+    """The slower of the device, with the gaps between its kernels, and of the host that launches them; near each other
+    they do not overlap perfectly: (x^8 + y^8)^(1/8). Their sum where the host is the device.
+    """
+    if not device.is_queued:
+        return kernels_s + num_kernels * device.coefficients.launch_s
+    device_s = kernels_s + num_kernels * device.coefficients.gap_s
+    host_s = num_kernels * device.coefficients.launch_s
+    return np.sqrt(np.sqrt(np.sqrt(device_s**8 + host_s**8)))
 
 
 @cache

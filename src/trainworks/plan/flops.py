@@ -35,10 +35,15 @@ def model_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     P are a layer's matrix weights: with experts only those that a token visits, and the router. Attention is counted
     in full, not halved for causality; a sliding window bounds T in its layers. Of an image, the patches are projected
     and one token is classified; `sequence_length` is patches + 1 there. Mamba-2 mixers have their scan instead
-    of attention. Source: PaLM (Chowdhery et al. 2022), appendix B.
+    of attention. Of a diffusion transformer, see `conditioned_matmul_parameters`, all patches are projected, there and
+    back; its attention is full. Source: PaLM (Chowdhery et al. 2022), appendix B.
     """
     ends: float = parameters.head_matmul_parameters(shape)
-    if shape.patch_values:
+    if (diffusion := shape.diffusion) is not None:
+        text, patches = diffusion.text_tokens, sequence_length - diffusion.text_in_sequence
+        ends = patches * (ends + shape.hidden * shape.patch_values) + text * diffusion.text_projection
+        ends = (ends + diffusion.conditioning) / sequence_length + conditioned_matmul_parameters(shape, sequence_length)
+    elif shape.patch_values:
         ends = (shape.hidden * shape.patch_values * (sequence_length - 1) + ends) / sequence_length
     matrices = layers_matmul_parameters(shape) + ends
     mixing = attention_flops_per_token(shape, sequence_length) + 3.0 * scan_flops_per_token(shape)
@@ -78,18 +83,20 @@ def hardware_flops_per_token(shape: ModelShape, sequence_length: int, recompute:
         return model
     if recompute == Recompute.SELECTIVE:
         return model + mixing
-    return model + 2.0 * layers_matmul_parameters(shape) + mixing
+    layers = layers_matmul_parameters(shape) + conditioned_matmul_parameters(shape, sequence_length)
+    return model + 2.0 * layers + mixing
 
 
 def attention_flops_per_token(shape: ModelShape, sequence_length: int) -> float:
     """FLOPs of scores and mix, all layers, forward and backward: 6 H (d + d) times the sum of all layers' contexts.
 
-    A layer's context is T, or min(T, w) under a sliding window. With latent attention the head dimensions are n + r
-    for the scores and v for the mix.
+    A layer's context is T, or min(T, w) under a sliding window; that of a cross-attention is the text. With latent
+    attention the head dimensions are n + r for the scores and v for the mix.
     """
     windowed = shape.window_layers * min(shape.window, sequence_length)
     full = num_attention_layers(shape) - shape.window_layers
-    return _flops_per_context(shape) * (full * sequence_length + windowed)
+    text = shape.diffusion.cross_layers * shape.diffusion.text_tokens if shape.diffusion else 0
+    return _flops_per_context(shape) * (full * sequence_length + windowed + text)
 
 
 def scan_flops_per_token(shape: ModelShape) -> float:
@@ -131,6 +138,26 @@ def layers_matmul_parameters(shape: ModelShape) -> int:
         + parameters.num_dense_layers(shape) * parameters.dense_mlp_parameters(shape)
         + parameters.num_expert_layers(shape) * visited
     )
+
+
+def conditioned_matmul_parameters(shape: ModelShape, sequence_length: int) -> float:
+    """Matrix weights that the layers of a diffusion transformer multiply beyond `layers_matmul_parameters`, per token.
+
+    With S tokens of text, modulation C, and A of an attention, M of an MLP:
+
+        C / T                  once per sample
+        A (1 + S / T) / 2      per cross-attention: queries and outputs of patches, keys and values of the text
+        - (A / 4 + M) S / T    where the text of a two-stream layer ends behind its keys and values
+
+    In two streams a token passes the weights of its own, which are as many. 0 for other models.
+    """
+    if (diffusion := shape.diffusion) is None:
+        return 0.0
+    share = diffusion.text_tokens / sequence_length
+    attention, mlp = parameters.attention_parameters(shape), parameters.dense_mlp_parameters(shape)
+    crossing = diffusion.cross_layers * attention * (1 + share) / 2
+    ending = (diffusion.text_layers - diffusion.text_outputs) * (attention / 4 + mlp) * share
+    return diffusion.modulation / sequence_length + crossing - ending
 
 
 def flops_per_token_by_convention(convention: FlopsConvention, shape: ModelShape, sequence_length: int) -> float:

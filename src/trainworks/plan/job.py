@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import Field, dataclass, fields
 from operator import attrgetter
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,13 @@ class StepTimes:
 
 _NAMES = tuple(field.name for field in fields(StepTimes))
 _TERMS = attrgetter(*_NAMES)
+
+
+def unit_of(shape: ModelShape | ConvNetShape) -> Literal["tokens", "images", "videos"]:
+    """What the throughput of a model counts."""
+    if not isinstance(shape, ConvNetShape) and not shape.patch_values:
+        return "tokens"
+    return "videos" if isinstance(shape, ModelShape) and shape.diffusion and shape.diffusion.frames > 1 else "images"
 
 
 class AnyJob(Protocol):

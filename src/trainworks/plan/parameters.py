@@ -36,11 +36,25 @@ def layers_parameters(shape: ModelShape) -> int:
     """
     dense, experts = num_dense_layers(shape), num_expert_layers(shape)
     if shape.state_space is None:
-        return dense * dense_layer_parameters(shape) + experts * expert_layer_parameters(shape)
+        plain = dense * dense_layer_parameters(shape) + experts * expert_layer_parameters(shape)
+        return plain + conditioned_parameters(shape)
     mixers = num_attention_layers(shape) * attention_parameters(shape)
     mixers += shape.state_space.layers * (state_space_parameters(shape) + shape.state_space.small)
     mlps = dense * (dense_mlp_parameters(shape) + shape.small.dense_mlp) + experts * _experts_of_layer(shape)
     return mixers + mlps + shape.layers * shape.small.layer
+
+
+def conditioned_parameters(shape: ModelShape) -> int:
+    """Weights of a diffusion transformer's layers beyond attention and MLP of the patches; 0 without.
+
+    With A of an attention and M of an MLP: A per cross-attention; 3/4 A, and with an output A/4 + M more, of the text
+    in two streams; modulation, biases and norms.
+    """
+    if (diffusion := shape.diffusion) is None:
+        return 0
+    attention, mlp = attention_parameters(shape), dense_mlp_parameters(shape)
+    text = diffusion.text_layers * 3 * attention // 4 + diffusion.text_outputs * (attention // 4 + mlp)
+    return diffusion.cross_layers * attention + text + diffusion.modulation + diffusion.small
 
 
 def active_parameters(shape: ModelShape) -> int:
@@ -87,6 +101,9 @@ def _cut_parts(shape: ModelShape, layers: int) -> dict[str, Any]:
     def part(count: int | None) -> int | None:
         return None if count is None else round(count * layers / shape.layers)
 
+    if (diffusion := shape.diffusion) is not None:
+        names = ("cross_layers", "text_layers", "text_outputs", "single_layers", "modulation", "small")
+        return {"diffusion": diffusion.model_copy(update={name: part(getattr(diffusion, name)) for name in names})}
     if shape.state_space is None:
         return {}
     mixers = shape.state_space.model_copy(update={"layers": part(shape.state_space.layers)})
@@ -132,8 +149,10 @@ def num_attention_layers(shape: ModelShape) -> int:
 def num_sublayers(shape: ModelShape) -> int:
     """Residual additions of all layers, each behind a norm: 2 L, fewer where a layer is a mixer or an MLP alone.
 
-    Attention and a Mamba-2 mixer side by side are one.
+    Attention side by side with a Mamba-2 mixer, or with the MLP, is one. A cross-attention is one more.
     """
+    if (diffusion := shape.diffusion) is not None:
+        return 2 * shape.layers + diffusion.cross_layers - diffusion.single_layers
     mixers = num_attention_layers(shape) + (shape.state_space.layers if shape.state_space else 0)
     return min(shape.layers, mixers) + _num_mlp_layers(shape)
 
@@ -241,10 +260,14 @@ def router_parameters(shape: ModelShape) -> int:
 
 
 def embedding_parameters(shape: ModelShape) -> int:
-    """The model's input: h V and, where positions are learned, h S; the patch projection replaces h V for images."""
+    """The model's input: h V and, where positions are learned, h S; the patch projection replaces h V for images.
+
+    A diffusion transformer embeds its conditioning and its text, too.
+    """
     tokens = shape.patch_values if shape.patch_values else shape.vocabulary
     positions = shape.max_sequence_length if shape.learned_positions else 0
-    return shape.hidden * (tokens + positions)
+    beside = shape.diffusion.conditioning + shape.diffusion.text_projection if shape.diffusion else 0
+    return shape.hidden * (tokens + positions) + beside
 
 
 def output_parameters(shape: ModelShape) -> int:
@@ -359,6 +382,9 @@ def stage_parameters(
         without_experts = blocks * num_dense_layers(shape) / shape.layers
     first, last = embedding_parameters(shape), head_matmul_parameters(shape)
     edges = np.where(np.asarray(embeddings) >= 2, first + last, embeddings * float(max(first, last)))
+    if (diffusion := shape.diffusion) is not None:  # every rank of tp modulates all of the hidden state
+        rest = blocks * (layers_parameters(shape) - diffusion.modulation) / shape.layers + edges
+        return StageParameters(rest / layouts.tp + blocks * diffusion.modulation / shape.layers, np.zeros_like(blocks))
     if shape.state_space is not None:  # the kinds of its layers alternate, so that every stage has a share of each
         routed = num_expert_layers(shape) * shape.experts * expert_parameters(shape)
         rest = blocks * (layers_parameters(shape) - routed) / shape.layers

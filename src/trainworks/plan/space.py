@@ -153,10 +153,11 @@ class Space:
             return f"tp does not divide {shape.heads} heads and {shape.feed_forward} columns of the MLP"
         if pp > shape.layers:
             return f"more stages than the {shape.layers} layers"
-        if cp > 1 and not shape.causal:
-            return "context parallelism is for causal attention"
-        if cp > 1 and sequence_length % (self.job.context_pieces * cp):
-            return f"{self.job.context_pieces} * cp does not divide {sequence_length} tokens"
+        if cp > 1 and not shape.causal and shape.diffusion is None:
+            return "context parallelism is for causal attention and diffusion transformers"
+        pieces = self.job.context_pieces if shape.causal else 1
+        if cp > 1 and sequence_length % (pieces * cp):
+            return f"{pieces} * cp does not divide {sequence_length} tokens"
         return uneven
 
     def _unusual(self, mesh: _Mesh) -> str | None:

@@ -211,6 +211,8 @@ def not_compared(job: AnyJob) -> list[str]:
     found = [] if known else [f"no run on {accelerator.name} was ever compared"]
     if isinstance(job.shape, ConvNetShape):
         found.append("no convolutional network was ever compared")
+    elif job.shape.diffusion is not None:
+        found.append("no diffusion transformer is among the runs that the planner was fitted to")
     elif not job.shape.causal:
         found.append("no encoder was ever compared")
     return found

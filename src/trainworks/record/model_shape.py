@@ -51,6 +51,39 @@ class StateSpace(Spec):
         return self.inner + self.convolved + self.heads
 
 
+class DiffusionTransformer(Spec):
+    """What a transformer that denoises latents has beyond attention and MLP: text, and conditioning by the time step.
+
+    A matrix of the conditioning is multiplied once per sample, not once per token.
+    """
+
+    frames: int = 1
+    """Frames of a video; 1 for images."""
+    text_tokens: int = 0
+    """Tokens of a caption; they are part of the sequence, unless layers have cross-attention."""
+    cross_layers: int = 0
+    """Layers in which patches attend to the text, too, by a second attention (Wan)."""
+    text_layers: int = 0
+    """Layers whose queries, keys and values of the text have weights of their own (MMDiT)."""
+    text_outputs: int = 0
+    """Of them, layers whose attention output and MLP of the text have weights of their own: all but a last one."""
+    single_layers: int = 0
+    """Layers whose attention and MLP stand side by side, behind one norm (Flux)."""
+    modulation: int = 0
+    """Weights of all layers that turn the conditioning into scales, shifts and gates."""
+    conditioning: int = 0
+    """Weights outside of the layers that a sample passes once: embedders of time, class and pooled text."""
+    text_projection: int = 0
+    """Weights outside of the layers that a text token passes."""
+    small: int = 0
+    """Weights of all layers outside of matrices: biases of text, cross-attention and modulation, norms, tables."""
+
+    @property
+    def text_in_sequence(self) -> int:
+        """Tokens of the sequence that are text."""
+        return 0 if self.cross_layers else self.text_tokens
+
+
 class SmallParameters(Spec):
     """Weights outside of matrix products over all tokens: norms, biases, sinks, pooler."""
 
@@ -117,9 +150,11 @@ class ModelShape(Spec):
     """Layers with such a window."""
     chunked: bool = False
     """A layer with a window attends within chunks of its length, as in Llama 4, instead of to the last tokens."""
+    diffusion: DiffusionTransformer | None = None
+    """Text and conditioning of a diffusion transformer; each of its patches has `vocabulary` outputs."""
     patch_values: int = 0
-    """Pixel values of one image patch, which is projected to a token; 0 for models with an embedding table. An image
-    has one output, over `vocabulary` classes."""
+    """Values of one patch of an image or a latent, which is projected to a token; 0 for models with an embedding table.
+    An image has one output, over `vocabulary` classes."""
     head_transform: bool = False
     """A layer from h to h with biases and a norm precedes the output matrix, as in BERT."""
     small: SmallParameters = SmallParameters()

@@ -12,12 +12,12 @@ from dataclasses import asdict
 from trainworks.config.layout import MESH_AXES
 from trainworks.plan.cluster.plan import CalibrationResult, ClusterPlan, LayoutComparison, extrapolation
 from trainworks.plan.cluster.scaling import Scale, describe_rejection, format_chance, is_tight
-from trainworks.plan.job import AnyJob
+from trainworks.plan.job import AnyJob, unit_of
 from trainworks.plan.network.nccl import nccl_settings
 from trainworks.plan.prediction import Prediction
 from trainworks.plan.programs import describe_programs
-from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.software import describe_software
+from trainworks.record.model_shape import ModelShape
 from trainworks.report.local_plan import evaluation_text
 from trainworks.report.rendering.document import (
     NARROW,
@@ -73,12 +73,15 @@ def _layout_text(prediction: Prediction) -> str:
 
 def _facts(plan: ClusterPlan) -> dict[str, str | None]:
     best, job = plan.best[0], plan.job
-    count, is_image = job.cluster.num_accelerators, isinstance(job.shape, ConvNetShape) or job.shape.patch_values > 0
-    per_sample, noun = (1, "images") if is_image else (job.tokens_per_sample, "tokens")
+    count, noun = job.cluster.num_accelerators, unit_of(job.shape)
+    per_sample = job.tokens_per_sample if noun == "tokens" else 1
     steps = (
         f"{plan.steps:,} step{'s' if plan.steps > 1 else ''} of {format_count(plan.global_batch * per_sample)} {noun}"
     )
-    speed = format_count(best.tokens_per_s * per_sample / job.tokens_per_sample)
+    rate = best.tokens_per_s * per_sample / job.tokens_per_sample
+    speed = f"{format_count(rate) if rate >= 100 else f'{rate:.3g}'} {noun}/s"
+    if isinstance(job.shape, ModelShape) and job.shape.diffusion is not None:
+        speed += f" of {job.tokens_per_sample:,} tokens each ({format_count(best.tokens_per_s)} tokens/s)"
     low, high = map(format_duration, plan.run_interval_s)
     mfu = f"MFU {format_share(best.mfu)} of the data sheet's peak"
     least = _SHOWN_SHARE * sum(best.terms_s.values())
@@ -91,7 +94,7 @@ def _facts(plan: ClusterPlan) -> dict[str, str | None]:
         "software": _software_text(job),
         "layout": _layout_text(best),
         "step time": f"{format_step_time(best.step_time_s)} (80 %: {_interval(best)}) = {terms}",
-        "throughput": f"{speed} {noun}/s, {mfu}",
+        "throughput": f"{speed}, {mfu}",
         "memory": _memory(best, job),
         "run": f"{steps} in {format_duration(plan.run_time_s)} (80 %: {low} to {high})",
         "evaluation": evaluation_text(plan.evaluation, plan.run_time_s),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from trainworks.plan.cost.owning import fits_in_year
+from trainworks.plan.job import unit_of
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.plan.network.support import support_networks
 from trainworks.plan.sizing.candidates import Skipped
@@ -124,8 +125,8 @@ def _goal(goal: SizingGoal) -> str:
 
 def _usd_per_million(proposal: Proposal) -> str:
     plan = proposal.details.plan
-    count = plan.steps * plan.global_batch * (1 if proposal.images else plan.job.sequence_length)
-    noun = "images" if proposal.images else "tokens"
+    noun = unit_of(plan.job.shape)
+    count = plan.steps * plan.global_batch * (plan.job.sequence_length if noun == "tokens" else 1)
     return f"{proposal.chosen.cost.value / count * 1e6:.3g} USD per million {noun}"
 
 

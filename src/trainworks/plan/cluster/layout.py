@@ -208,15 +208,17 @@ def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
     shape, length = job.shape, job.sequence_length
     widths = [width for width in (shape.heads, shape.feed_forward) if width]
     mlp = f" and {shape.feed_forward} columns of the MLP" if shape.feed_forward else ""
-    contexts = [cp for cp in whole if cp == 1 or (shape.causal and length % (2 * cp) == 0)]
-    not_causal = "" if shape.causal else "; context parallelism is for causal attention"
+    is_cut, pieces = shape.causal or shape.diffusion is not None, 2 if shape.causal else 1
+    contexts = [cp for cp in whole if cp == 1 or (is_cut and length % (pieces * cp) == 0)]
+    chunks = " into pairs of chunks" if shape.causal else ""
+    not_causal = "" if is_cut else "; context parallelism is for causal attention and diffusion transformers"
     return {
         "tp": (
             [tp for tp in whole if not any(width % tp for width in widths)],
             f"does not divide {shape.heads} heads{mlp}",
         ),
         "pp": ([pp for pp in whole if pp <= shape.layers], f"is more stages than the {shape.layers} layers"),
-        "cp": (contexts, f"does not divide {length} tokens into pairs of chunks{not_causal}"),
+        "cp": (contexts, f"does not divide {length} tokens{chunks}{not_causal}"),
         "ep": (
             divisors(int(np.gcd(shape.experts, whole[-1]))) if shape.experts else [1],
             f"does not divide {shape.experts} experts and the accelerators" if shape.experts else "needs experts",

@@ -72,7 +72,7 @@ def _attention(job: HandedJob) -> _Options | None:
         (shape.heads + 2 * shape.kv_heads) * shape.head_dim: {"add-qkv-bias": True},
     }
     name = job.workload.model.preset
-    if extra not in kinds or shape.learned_positions or (name and preset(name)["model_type"] in _UNLIKE_LLAMA):
+    if extra not in kinds or shape.learned_positions or (name and preset(name).get("model_type") in _UNLIKE_LLAMA):
         return None
     usual: _Options = {
         "position-embedding-type": "rope",

@@ -34,7 +34,7 @@ def adapter_parameters(shape: ModelShape, adapter: Adapter) -> int:
     """P: r (inputs + outputs) of every adapted layer, and its outputs with DoRA; experts and routers have none.
 
     Raises:
-        UsageError: the model is a hybrid of attention and Mamba-2.
+        UsageError: the model is a hybrid of attention and Mamba-2, or a diffusion transformer.
     """
     sizes = _adapted_sizes(shape, adapter).values()
     return shape.layers * sum(adapter.rank * sum(each) + adapter.use_dora * each[1] for each in sizes)
@@ -45,8 +45,9 @@ def _adapted_sizes(shape: ModelShape, adapter: Adapter) -> dict[str, tuple[int, 
 
     Layers that a model has joined (`qkv_proj`) count as their parts, which have more inputs together.
     """
-    if shape.state_space is not None:
-        raise UsageError("adapters of Mamba-2 hybrids cannot be planned yet", hint="plan it without `finetune`")
+    if shape.state_space is not None or shape.diffusion is not None:
+        kind = "Mamba-2 hybrids" if shape.diffusion is None else "diffusion transformers"
+        raise UsageError(f"adapters of {kind} cannot be planned yet", hint="plan it without `adapter`")
     sizes = parameters.attention_sizes(shape) | ({} if shape.experts else parameters.mlp_sizes(shape))
     chosen = [
         name

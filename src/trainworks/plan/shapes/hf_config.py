@@ -90,6 +90,7 @@ def _checked(config: Config, name: str) -> int:
 
 _MAY_BE_ZERO = ("first_k_dense_replace",)
 _NAMES = {
+    **dict.fromkeys(("num_layers", "num_single_layers"), "layers"),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "first_k_dense_replace", "decoder_sparse_step"), "layers"),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads"), "heads"),
     **dict.fromkeys(("intermediate_size", "intermediate_size_mlp", "moe_intermediate_size"), "feed_forward"),
@@ -98,6 +99,6 @@ _NAMES = {
     **dict.fromkeys(("num_experts_per_tok", "experts_per_token"), "experts"),
     **dict.fromkeys(("vocab_size", "num_labels"), "vocabulary"),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length", "sliding_window"), "sequence_length"),
-    "image_size": "image_size",
+    **dict.fromkeys(("image_size", "image_height", "sample_size", "frames"), "image_size"),
 }
 """The limit of each key; that of `hidden` for any other."""

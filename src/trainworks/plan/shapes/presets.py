@@ -31,10 +31,11 @@ def with_dimensions(workload: Workload, source: Source | None) -> Workload:
     name, data, model = str(workload.model.preset), workload.data, workload.model
     place = source.place(("workload", "model", "preset")) if source else None
     shape, _ = published_shape(workload, name, source)
-    trained = _dimensions(preset(name)["model_type"], shape, data.sequence_length)
+    kind = preset(name).get("model_type", "")
+    trained = _dimensions(kind, shape, data.sequence_length)
     if trained is None and not isinstance(shape, ConvNetShape) and shape.learned_positions:
         length = shape.max_sequence_length
-        if _dimensions(preset(name)["model_type"], shape, length) is not None:
+        if _dimensions(kind, shape, length) is not None:
             raise UsageError(
                 f"preset `{name}` trains with its {length:,} positions, and `data.sequence_length` is "
                 f"{data.sequence_length:,}",
@@ -97,10 +98,11 @@ def published_shape(workload: Workload, name: str, source: Source | None) -> tup
     except UsageError as error:
         place = source.place(("workload", "model", "preset")) if source else None
         raise UsageError(error.message, place=place, hint=error.hint) from None
-    image_size = {} if workload.data.image_size is None else {"image_size": workload.data.image_size}
-    if config.get("model_type") == "resnet":
-        return conv_net_of_hf_config(config | image_size), 1
-    shape = shape_of_hf_config(config | image_size)
+    is_resnet = config.get("model_type") == "resnet"
+    shape = (conv_net_of_hf_config if is_resnet else shape_of_hf_config)(config | workload.data.sizes)
+    check_task(workload, shape, source)
+    if isinstance(shape, ConvNetShape):
+        return shape, 1
     length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
     if shape.learned_positions and length > shape.max_sequence_length:
         raise UsageError(
@@ -108,6 +110,23 @@ def published_shape(workload: Workload, name: str, source: Source | None) -> tup
             place=source.place(("workload", "data", "sequence_length")) if source else None,
         )
     return shape, length
+
+
+def check_task(workload: Workload, shape: ModelShape | ConvNetShape, source: Source | None = None) -> None:
+    """Check that a diffusion transformer, and no other model, is planned for its task.
+
+    Raises:
+        UsageError: it is not.
+    """
+    denoises = isinstance(shape, ModelShape) and shape.diffusion is not None
+    if denoises == (workload.task == "diffusion"):
+        return
+    raise UsageError(
+        f"`{workload.model.title}` {'denoises' if denoises else 'does not denoise'} latents, and `task` is "
+        f"{workload.task}",
+        place=source.place(("workload", "task")) if source else None,
+        hint="set `task: diffusion`" if denoises else "name a diffusion transformer, such as `preset: flux-dev`",
+    )
 
 
 _REFERENCES: dict[Architecture, str] = {
@@ -175,7 +194,7 @@ def published_twin(
 def _published() -> dict[tuple[object, ...], str]:
     models: dict[tuple[object, ...], str] = {}
     for name in preset_names():
-        kind = known_model(name).config["model_type"]
+        kind = known_model(name).config.get("model_type")
         if kind in _REFERENCES:
             shape = shape_of_hf_config(known_model(name).config)
             models.setdefault((kind, shape.layers, shape.hidden, shape.heads, shape.kv_heads), name)

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainworks.config.model import Model
 from trainworks.errors import UsageError
+from trainworks.plan.shapes.diffusion import diffusers_dit, dit, flux, stable_diffusion_3, wan
 from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole, window
 from trainworks.plan.shapes.hybrids import bamba, falcon_h1, granite_hybrid, nemotron_h
 from trainworks.record.model_shape import LatentAttention, ModelShape, SmallParameters
@@ -264,16 +265,36 @@ def bert(config: Config) -> ModelShape:
     return _plain(decoder(config, tied=True) | fixed, outside=token_types + pooler)
 
 
+def dinov2(config: Config) -> ModelShape:
+    """A vit with a mask token, scales of h behind attention and MLP, and a classifier of class token and mean patch.
+
+    Giant ones have a gate, and 2/3 of the width, rounded up to a multiple of 8.
+    """
+    hidden, gated = whole(config, "hidden_size"), bool(config.get("use_swiglu_ffn"))
+    width = int(hidden * config.get("mlp_ratio", 4))
+    width = -(-int(width * 2 / 3) // 8) * 8 if gated else width
+    config, mask = {"patch_size": 14, **config, "intermediate_size": width}, bool(config.get("use_mask_token", True))
+    return _image_classifier(config, gated_mlp=gated, pooled=2, layer=2 * hidden, outside=mask * hidden)
+
+
 def vit(config: Config) -> ModelShape:
     """An image classifier: patches and a class token with learned positions; `vocabulary` is the number of classes."""
+    return _image_classifier(config)
+
+
+def _image_classifier(
+    config: Config, *, gated_mlp: bool = False, pooled: int = 1, layer: int = 0, outside: int = 0
+) -> ModelShape:
+    """A vit whose classifier takes so many pooled tokens, with more weights in a layer and outside of the layers."""
     patch = whole(config, "patch_size", default=16)
     patches = (whole(config, "image_size", default=224) // patch) ** 2
     classes = len(config["id2label"]) if "id2label" in config else whole(config, "num_labels", default=1000)
-    fixed = {"max_sequence_length": patches + 1, "tie_embeddings": False, "gated_mlp": False, "learned_positions": True}
+    fixed = {"max_sequence_length": patches + 1, "tie_embeddings": False, "gated_mlp": gated_mlp}
+    fixed |= {"learned_positions": True}
     of_images = {"causal": False, "patch_values": whole(config, "num_channels", default=3) * patch * patch}
     dimensions = decoder({**config, "vocab_size": classes}) | fixed | of_images
-    outside = 2 * dimensions["hidden"] + classes
-    return _plain(dimensions, qkv_bias=bool(config.get("qkv_bias", True)), outside=outside)
+    outside += 2 * dimensions["hidden"] + classes + (pooled - 1) * dimensions["hidden"] * classes
+    return _plain(dimensions, qkv_bias=bool(config.get("qkv_bias", True)), layer=layer, outside=outside)
 
 
 def _plain(
@@ -282,16 +303,19 @@ def _plain(
     qkv_bias: bool = True,
     output_bias: bool = True,
     mlp_bias: bool = True,
+    layer: int = 0,
     outside: int = 0,
 ) -> ModelShape:
-    """Layer norms of 2 h (two per layer, one outside), biases of attention (H + 2 K) d + h and of the MLP f + h."""
+    """Layer norms of 2 h (two per layer, one outside), biases of attention (H + 2 K) d + h and of the MLP f + h,
+    with a gate 2 f + h.
+    """
     hidden, heads = dimensions["hidden"], dimensions["heads"]
     dimensions = {"gated_mlp": False, "kv_heads": heads, "head_dim": hidden // heads} | dimensions
     qkv = attention_biases(dimensions, output=False) if qkv_bias else 0
     output = hidden if output_bias else 0
     small = SmallParameters(
-        layer=4 * hidden + qkv + output,
-        dense_mlp=dimensions["feed_forward"] + hidden if mlp_bias else 0,
+        layer=4 * hidden + qkv + output + layer,
+        dense_mlp=(1 + dimensions["gated_mlp"]) * dimensions["feed_forward"] + hidden if mlp_bias else 0,
         model=2 * hidden + outside,
     )
     return completed(**dimensions, small=small)
@@ -332,10 +356,17 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
     "falcon_h1": falcon_h1,
     "bert": bert,
     "vit": vit,
+    "dinov2": dinov2,
+    "DiT": dit,
+    "DiTTransformer2DModel": diffusers_dit,
+    "SD3Transformer2DModel": stable_diffusion_3,
+    "FluxTransformer2DModel": flux,
+    "WanTransformer3DModel": wan,
 }
-"""Readers of Hugging Face configs by `model_type`."""
+"""Readers of Hugging Face configs by `model_type`, and of diffusers' by `_class_name`."""
+DIFFUSION_TYPES = frozenset(name for name in _READERS if "Transformer" in name or name == "DiT")
 _HYBRIDS = {"nemotron_h", "bamba", "granitemoehybrid", "falcon_h1"}
-PLANNED_TYPES = frozenset(_READERS) - {"arctic", "glm4_moe", "llama4_text"} - _HYBRIDS
+PLANNED_TYPES = frozenset(_READERS) - {"arctic", "glm4_moe", "llama4_text"} - _HYBRIDS - DIFFUSION_TYPES
 """Types with formulas for ranks at hand; `transformers` computes the experts of the others in a way of its own."""
 
 
@@ -374,9 +405,9 @@ def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
     Raises:
         UsageError: the architecture is not one that can be planned, or a dimension is missing.
     """
-    kind = config.get("model_type")
+    kind = config.get("model_type", config.get("_class_name"))
     if not isinstance(kind, str) or kind not in _READERS:
         hint = "its `text_config`, saved as the config.json of a folder, is planned without the other encoders"
         hint = hint if "text_config" in config else f"known types: {', '.join(_READERS)}"
         raise UsageError(f"model type `{kind}` cannot be planned yet", hint=hint)
-    return _READERS[kind](config)
+    return _READERS[kind]({**config, "model_type": kind})

@@ -205,12 +205,6 @@ class Proposal(Result):
         return self.sized.runs[self.chosen.candidate.node, self.chosen.num_nodes]
 
     @property
-    def images(self) -> bool:
-        """Whether the workload counts images instead of tokens."""
-        workload = self.request.run_file.workload
-        return workload is not None and workload.data.image_size is not None
-
-    @property
     def reasons(self) -> list[str]:
         """Reasons for this alternative and against the others."""
         return reasons(self.chosen, self.sized.alternatives, self.request.goal)

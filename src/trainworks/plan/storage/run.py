@@ -1,7 +1,8 @@
 """Storage and node needs of a planned training run.
 
 samples per second   sequences (images) of a step / step time
-sample size          tokens * 2 bytes where the vocabulary has at most 65,536 entries, else 4; an image's file
+sample size          tokens * 2 bytes where the vocabulary has at most 65,536 entries, else 4; an image's file; the
+                     latent of a diffusion transformer, encoded before, in 16 bits
 dataset size         for text what the run reads, as if once; for images those of ImageNet-1k
 epochs               sequences of a step * steps * sample size / dataset size
 """
@@ -22,6 +23,7 @@ from trainworks.plan.storage.node_needs import NodeNeeds, node_needs
 from trainworks.plan.storage.raid import LEVELS, Raid, raid
 from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced, computed, fact, maximum
+from trainworks.record.model_shape import ModelShape
 from trainworks.results import Result
 
 _SHORT_IDS = 65_536
@@ -60,12 +62,13 @@ class StoredRun:
     def of(cls, plan: ClusterPlan, run_file: RunFile, interval: Traced) -> Self:
         """The best layout of the plan of a run file."""
         data = run_file.workload.data if run_file.workload else None
+        has_images = run_file.workload is not None and run_file.workload.task == "image-classification"
         return cls(
             job=plan.job,
             best=plan.best[0],
             global_batch=plan.global_batch,
             steps=plan.steps,
-            image_size=data.image_size if data else None,
+            image_size=data.image_size if data and has_images else None,
             sample_bytes=data.sample_size if data else None,
             keep=run_file.checkpoint.keep,
             interval=interval,
@@ -104,11 +107,13 @@ def storage_of(run: StoredRun) -> tuple[Demand, NodeNeeds]:
         restart_copies=fact("replicas that read", layout.dp_replicate, "", source="dp_replicate of the layout"),
         copy_bytes=bytes_of_copy(run.job, run.best),
     )
+    is_latent = isinstance(run.job.shape, ModelShape) and run.job.shape.diffusion is not None
+    tokens_bytes = sample.value if is_latent else _TOKEN_BYTES * run.job.sequence_length
     needs = node_needs(
         demand,
         samples_per_s=rate,
         sample_bytes=sample,
-        prepared_bytes=_TOKEN_BYTES * run.job.sequence_length if images is None else _PIXEL_BYTES * images**2,
+        prepared_bytes=tokens_bytes if images is None else _PIXEL_BYTES * images**2,
         batch_samples=layout.micro_batch,
         accelerators_per_node=fact("accelerators per node", cluster.accelerators_per_node, "", source=cluster.name),
         images=images is not None,
@@ -124,7 +129,12 @@ def _sample_size(run: StoredRun) -> Traced:
     if run.image_size is not None:
         image_file_size = assumed("image file size")
         return image_file_size.named("sample size", "bytes")
-    entries = int(getattr(run.job.shape, "vocabulary", 0))
+    shape = run.job.shape
+    if isinstance(shape, ModelShape) and shape.diffusion is not None:
+        values = (run.job.sequence_length - shape.diffusion.text_in_sequence) * shape.patch_values
+        latent = fact("values of a latent", values, "", source="patches of a sample times the values of one")
+        return (latent * 2).named("sample size", "bytes", latent=latent)
+    entries = int(getattr(shape, "vocabulary", 0))
     short = entries <= _SHORT_IDS
     why = f"a vocabulary of {entries:,} entries {'fits' if short else 'does not fit'} 16 bits"
     tokens = fact("tokens of a sequence", run.job.sequence_length, "", source="sequence_length of the run file")
