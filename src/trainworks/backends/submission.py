@@ -70,11 +70,7 @@ def find_dependencies(
 ) -> list[tuple[Dependency, JobRow]]:
     """Dependencies of a job, each with its job; of several of one name that of the user comes first.
 
-    Args:
-        store: the job store.
-        spec: the job that waits.
-        backend: its backend.
-        uid: its user; that of this process when None.
+    `uid` is the user of this process when None.
 
     Raises:
         UsageError: a job to wait for does not exist, or is in the queue of another backend.

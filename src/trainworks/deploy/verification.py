@@ -93,13 +93,7 @@ def services_of(stack: Stack, host: str) -> list[str]:
 
 
 def verify(stack: Stack, slurm_conf: str, answers: Mapping[str, Answer]) -> ClusterVerification:
-    """Judge the answers of all hosts to `probe`.
-
-    Args:
-        stack: what they are to run.
-        slurm_conf: text of the rendered slurm.conf.
-        answers: of each host that was asked.
-    """
+    """Judge the answers of all hosts to `probe`, by the stack that they are to run and its rendered slurm.conf."""
     facts = {host: facts_of(answer.output) for host, answer in answers.items()}
     usual = Counter(each["key"][""] for each in facts.values() if each.get("key", {}).get("")).most_common(1)
     expected = _Expected(stack, usual[0][0] if usual else "", hashlib.sha256(slurm_conf.encode()).hexdigest()[:12])

@@ -31,11 +31,9 @@ _LOG = logging.getLogger(__name__)
 def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
     """The store at a URL that SQLAlchemy reads; made, or brought up to date, if need be.
 
-    Args:
-        url: of the store.
-        keep_connection: stay connected until `close`, for one who asks often. A process that is forked off must not
-            touch such a store, and not end in a way that lets Python clean up. Of SQLite's connections the last one
-            that is closed takes the write-ahead log with it: one that stays spares all others that work.
+    With `keep_connection` it stays connected until `close`, for one who asks often. A process that is forked off must
+    not touch such a store, and not end in a way that lets Python clean up. Of SQLite's connections the last one that is
+    closed takes the write-ahead log with it: one that stays spares all others that work.
 
     Raises:
         EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
@@ -113,16 +111,9 @@ class JobStore(StoredJobs):
         end: End,
         columns: job_row.JobChanges,
     ) -> None:
-        """Write down a job that another store had, in the state that it is in.
-
-        Args:
-            spec: of the job.
-            run_dir: of the job; the store has none of it.
-            owner: user who submitted it.
-            engine: that has it.
-            submitted_at: when that was.
-            end: the state that it is in, how it came to it, and when.
-            columns: others of the job; with `attempt` that attempt begins.
+        """Write down a job that another store had, in the state that it is in; this one has no job of its run
+        directory. `engine` has it, and `end` tells how it came to its state, and when. With `attempt` among the other
+        `columns` that attempt begins.
         """
         now = end.at or submitted_at
         end = end if parse_state(end.state).is_final else replace(end, at=None)
@@ -234,12 +225,8 @@ class JobStore(StoredJobs):
     ) -> bool:
         """Change columns of an unfinished job but its state; False if it does not exist or has ended.
 
-        Args:
-            job_id: which job.
-            now: the time of the change; None if it does not count as one.
-            waits_since_attempt: False, too, if it does not wait, or has had more attempts than that.
-            end: how it came to the state that it is in.
-            changes: other columns.
+        `now` is None if this does not count as a change. With `waits_since_attempt` False, too, if the job does not
+        wait, or has had more attempts than that. `end` tells how it came to the state that it is in.
         """
         only_waiting = waits_since_attempt is not None
         live = [str(state) for state in JobState if (state.waits if only_waiting else not state.is_final)]

@@ -54,10 +54,6 @@ class SettledState:
     """State of a run in which a failure or a stop counts once it has lasted for three seconds.
 
     The supervisor writes FAILED, and its backend may then put the run back into the queue.
-
-    Args:
-        state: the state as written.
-        clock: for the three seconds.
     """
 
     def __init__(self, state: Callable[[], JobState], clock: Clock) -> None:
@@ -78,11 +74,6 @@ class SettledState:
 
 def follow(reporter: RunReporter, state: Callable[[], JobState], clock: Clock) -> bool:
     """Report a run until it ends or waits again, and repeat what fails, with growing pauses.
-
-    Args:
-        reporter: reports what is new.
-        state: of the run.
-        clock: for the pauses.
 
     Returns:
         True if everything was reported; False if the recipient was still down a minute after the end of the run.

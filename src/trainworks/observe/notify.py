@@ -263,12 +263,8 @@ class _Reasons(logging.Handler):
 def apprise_delivery(options: Notifications, environment: Mapping[str, str], secrets: Iterable[str]) -> Deliver:
     """A function that delivers a message to one URL of the options.
 
-    Neither the message nor an error contains a secret, or the value of a variable that a URL names.
-
-    Args:
-        options: those of the run file.
-        environment: variables of the URLs.
-        secrets: of the run.
+    Neither the message nor an error contains a secret, or the value of a variable that a URL names. `environment` has
+    the variables of the URLs.
 
     Raises:
         MissingExtraError: apprise is not installed.

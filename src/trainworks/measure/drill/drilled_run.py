@@ -29,15 +29,8 @@ Row = TypeVar("Row")
 
 
 class DrilledRun:
-    """One run, from its start to the end of a drill.
-
-    Args:
-        run_file: of the run.
-        name: of the run directory.
-        runs: folder of all runs.
-        clock: for waiting.
-        place: where its processes are.
-        prefix: arguments in front of the command, to start it in a namespace.
+    """One run in the folder `runs`, from its start to the end of a drill. The arguments `prefix` in front of its
+    command start it in a namespace.
     """
 
     def __init__(

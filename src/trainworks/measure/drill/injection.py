@@ -51,15 +51,10 @@ def inject(
     disk: Path | None,
     store: FailingStore | None,
 ) -> Injected:
-    """Inject a fault.
+    """Inject a fault into a run; `rng` chooses the victim.
 
-    Args:
-        fault: to inject.
-        run: that it hits.
-        rng: chooses the victim.
-        network: name of the namespace of the run; empty if it has none.
-        disk: mount point of the small file system that the run writes to.
-        store: the proxy through which the run reaches the store of its copies.
+    `network` is the namespace of the run; empty if it has none. `disk` is the mount point of the small file system that
+    the run writes to, and `store` the proxy through which it reaches the store of its copies.
 
     Raises:
         UsageError: the cluster does not let this user do it.
@@ -144,11 +139,7 @@ def _fill(disk: Path) -> Undo:
 
 
 class Namespace:
-    """A network namespace with a loopback device of its own.
-
-    Args:
-        name: of the namespace.
-    """
+    """A network namespace with a loopback device of its own."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -164,12 +155,7 @@ class Namespace:
 
 
 class SmallDisk:
-    """A file system in memory of a few megabytes.
-
-    Args:
-        folder: mount point, which is made.
-        size_bytes: of the file system.
-    """
+    """A file system in memory of a few megabytes, at a mount point that is made."""
 
     def __init__(self, folder: Path, size_bytes: int) -> None:
         self.folder = folder

@@ -46,11 +46,7 @@ class DrillPlace(Protocol):
 
 @final
 class OnThisMachine:
-    """Every node is a node agent on this machine.
-
-    Args:
-        clock: of this machine.
-    """
+    """Every node is a node agent on this machine."""
 
     is_here = True
 

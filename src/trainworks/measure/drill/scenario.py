@@ -33,13 +33,8 @@ Say = Callable[[str], None]
 class FaultScenario:
     """The faults of one run.
 
-    Args:
-        run: to hit.
-        rng: chooses victims.
-        say: receives a line per fault.
-        network: namespace of the run; empty if it has none.
-        disk: small file system that it writes to, if it has one.
-        store: proxy of the store of its copies, if it has one.
+    `rng` chooses victims, and `say` receives a line per fault. `network` is the namespace of the run; empty if it has
+    none. It may write to a small file system, `disk`, and reach the store of its copies through the proxy `store`.
     """
 
     run: DrilledRun
@@ -83,10 +78,8 @@ class FaultScenario:
     def soak(self, faults: Sequence[DrillFault], seconds: float, gaps_s: tuple[float, float]) -> list[UsageSample]:
         """Inject random faults with random pauses until the time is over or the run ends; then await the end.
 
-        Args:
-            faults: to draw from.
-            seconds: from the first attempt of the ranks.
-            gaps_s: shortest and longest pause, from a run that is ready to the next fault.
+        `seconds` count from the first attempt of the ranks. `gaps_s` are the shortest and longest pause, from a run
+        that is ready to the next fault.
 
         Returns:
             A sample of its use before each fault.

@@ -24,11 +24,8 @@ RECORDED: dict[str, tuple[str, str]] = {
 
 
 def alert_rules(of_zabbix: Collection[str] = (), docs: str | None = None) -> str:
-    """The rule file of all alerts.
-
-    Args:
-        of_zabbix: names of the alerts that Zabbix tells people about.
-        docs: address of the start page of the documentation.
+    """The rule file of all alerts; Zabbix tells people about those of `of_zabbix`, and `docs` is the start page of the
+    documentation.
     """
     return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert, of_zabbix, docs) for alert in ALERTS]}]})
 
@@ -42,10 +39,7 @@ def recording_rules() -> str:
 def alert_tests(rule_file: str, of_zabbix: Collection[str] = (), docs: str | None = None) -> str:
     """Two unit tests of each alert: one in which it fires with all its texts, and one in which it does not.
 
-    Args:
-        rule_file: name of the file of the alerts.
-        of_zabbix: as for `alert_rules`.
-        docs: as for `alert_rules`.
+    The other arguments are those of `alert_rules`, which wrote `rule_file`.
     """
     tests = [_test(alert, case, of_zabbix, docs) for alert in ALERTS for case in (alert.fires, alert.quiet)]
     return to_yaml({"rule_files": [rule_file], "evaluation_interval": "1m", "tests": tests})

@@ -76,10 +76,7 @@ _REFERENCE = re.compile(r"{(\w+)}")
 def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int, docs: str | None = None) -> str:
     """The template as YAML, for `Configuration > Templates > Import`.
 
-    Args:
-        alerts: by name; those that the template has take their texts from here.
-        scrape_interval_s: time between two scrapes.
-        docs: address of the start page of the documentation.
+    The alerts that it has take their texts from `alerts`, by name. `docs` is the start page of the documentation.
     """
     content = {
         "uuid": _uuid(_TEMPLATE),
