@@ -52,11 +52,8 @@ def alias_of(run_id: str) -> str:
 
 
 def access_of(run: Run, identity: Path | None = None) -> DevAccess | None:
-    """How to reach the environment now; None while it does not answer yet.
-
-    Args:
-        run: the run.
-        identity: private key to log in with; ssh chooses when None.
+    """How to reach the environment now, by the private key `identity` or one that ssh chooses; None while it does not
+    answer yet.
     """
     server = _server_of(run)
     if server is None:

@@ -25,11 +25,6 @@ def run_in_job(run: Run, command: Sequence[str], *, node: int = 0) -> int:
 
     It has the input and output of this process, a terminal if they are one, and ends with the job at the latest.
 
-    Args:
-        run: the run.
-        command: argument vector.
-        node: index of the node.
-
     Raises:
         UsageError: the run is not running, has no such node, or its backend cannot do this.
         EnvironmentProblem: a program of the backend is not installed here.

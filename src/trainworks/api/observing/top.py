@@ -33,11 +33,7 @@ def top(folder: Path | str = "runs") -> Overview:
 
 
 class LiveRuns:
-    """Follows the runs of a folder; each look reads what their records have gained.
-
-    Args:
-        folder: folder of all runs.
-    """
+    """Follows the runs of a folder; each look reads what their records have gained."""
 
     def __init__(self, folder: Path | str = "runs") -> None:
         self._watcher = RunWatcher(Path(folder), tuple, SystemClock(), with_waiting=True, keep_s=0.0, most_runs=_ALL)

@@ -123,11 +123,8 @@ def drain_unhealthy(result: NodeHealth, reason: str, slurm: SlurmClient | None =
 
 
 def drain_failing(fleet: FleetHealth, cluster: str) -> list[str]:
-    """Drain the nodes of a fleet on which a check failed; running jobs continue, and none starts there.
-
-    Args:
-        fleet: reports of the nodes.
-        cluster: where they are: a name such as `slurm`, or a run file.
+    """Drain the nodes of a fleet on which a check failed; running jobs continue, and none starts there. The cluster has
+    a name such as `slurm`, or a run file.
 
     Returns:
         Nodes that were drained now; a node that takes no jobs already keeps its reason.
