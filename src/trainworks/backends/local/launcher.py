@@ -182,7 +182,7 @@ class Launcher:
     def back_in_line(self, job: JobRow, end: End | None = None) -> None:
         """Record that the job waits again, and how its turn ended unless a killed dispatcher has recorded that.
 
-        After a retry there is no such `end`.
+        A retry has no `end`.
         """
         run_dir = self._run_dir(job)
         if end is not None and not record_waits(self.events(job)):
