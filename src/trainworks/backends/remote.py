@@ -43,7 +43,7 @@ from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
 from trainworks.jobs.job_row import JobChanges, JobRow
 from trainworks.jobs.job_spec import JobSpec
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
+from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import Event, of_kind, read_events
@@ -305,7 +305,7 @@ def _requeue(store: JobStore, row: JobRow, status: JobStatus, events: Sequence[E
         return row
     ended_at = min(clock.now(), status.starts_at or clock.now())
     cause = status.last_cause or parse_cause(row.end.cause) or Cause.UNKNOWN
-    end = End(JobState.QUEUED, cause, CAUSES[cause].words, at=ended_at)
+    end = End(JobState.QUEUED, cause, cause.words, at=ended_at)
     store.move(row.id, end, since=(row.state,), now=clock.now(), **_NOWHERE)
     return store.get(row.id) or row
 

@@ -12,7 +12,7 @@ from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableEr
 from trainworks.files import take_lock, write_atomic
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import Dependency, JobSpec, parse_dependency
-from trainworks.jobs.state import CAUSES, Cause, JobState
+from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
@@ -104,7 +104,7 @@ def unmet_dependencies(dependencies: Iterable[tuple[Dependency, JobRow | None]])
 
 def end_of_dependent(unmet: Iterable[str]) -> End:
     """The end of a job that failed because of its `unmet_dependencies`."""
-    message = f"{CAUSES[Cause.DEPENDENCY].words}: {', '.join(unmet)}"
+    message = f"{Cause.DEPENDENCY.words}: {', '.join(unmet)}"
     return End(JobState.FAILED, Cause.DEPENDENCY, message, exit_code=ExitCode.USER_ERROR)
 
 

@@ -14,7 +14,7 @@ from trainworks.config.notify import Notifications, Occasion, filled_in, public_
 from trainworks.config.run_file import RunFile
 from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem
-from trainworks.jobs.state import CAUSES, JobState, parse_cause
+from trainworks.jobs.state import JobState, parse_cause
 from trainworks.observe.following import check_library, hide_secrets
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import Event
@@ -160,7 +160,7 @@ def _apply_state(box: Outbox, event: StateEvent, look: RunLook, options: Notific
 def cause_text(end: End) -> str:
     """Cause and message of a state."""
     cause = parse_cause(end.cause)
-    return ": ".join(part for part in (CAUSES[cause].words if cause else "", end.message or "") if part)
+    return ": ".join(part for part in (cause.words if cause else "", end.message or "") if part)
 
 
 def _finished(box: Outbox, look: RunLook) -> RunMessage:

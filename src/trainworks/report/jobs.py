@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainworks.host.users import this_host
 from trainworks.jobs.job_row import Attempt, JobRow
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
+from trainworks.jobs.state import Cause, JobState, parse_cause
 from trainworks.record.run_dir import RunDir
 from trainworks.report.rendering.document import (
     Block,
@@ -200,7 +200,7 @@ def _facts(job: JobRow, now: float) -> dict[str, str]:
         facts["runs on"] = _nodes(job)
     end = job.end
     if end.cause:
-        facts["cause"] = f"{end.cause}: {CAUSES[parse_cause(end.cause) or Cause.UNKNOWN].words}"
+        facts["cause"] = f"{end.cause}: {(parse_cause(end.cause) or Cause.UNKNOWN).words}"
     return facts | ({"message": end.message} if end.message else {}) | ({"hint": end.hint} if end.hint else {})
 
 
