@@ -11,13 +11,12 @@ from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
-from trainworks.deploy.cluster_verification import ClusterVerification
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
 from trainworks.deploy.project import exporter_options, project_files
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
-from trainworks.deploy.verification import probe, verify
+from trainworks.deploy.verification import ClusterVerification, probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UsageError
 from trainworks.files import write_atomic
 from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files

@@ -16,10 +16,9 @@ from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.host.users import this_host
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.monitoring import prometheus
-from trainworks.observe.monitoring.alerts import ALERTS
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
 from trainworks.observe.monitoring.prometheus import MonitoringSetup
-from trainworks.observe.monitoring.rules import alert_rules, alert_tests, dcgm_counters, recording_rules
+from trainworks.observe.monitoring.rules import ALERTS, alert_rules, alert_tests, dcgm_counters, recording_rules
 from trainworks.observe.monitoring.zabbix import IN_ZABBIX, zabbix_template
 
 __all__ = [

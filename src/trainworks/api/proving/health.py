@@ -16,9 +16,8 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.jobs.described_nodes import described_cluster
 from trainworks.measure.health.expectation import Expectation, expectation_of
-from trainworks.measure.health.fleet import FleetHealth, read_fleet
 from trainworks.measure.health.node import NodeView, Unreadable
-from trainworks.measure.health.node_health import NodeHealth, check_node
+from trainworks.measure.health.node_health import FleetHealth, NodeHealth, check_node, read_fleet
 from trainworks.recover.node_history import NodeHistory
 
 if TYPE_CHECKING:

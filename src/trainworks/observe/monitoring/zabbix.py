@@ -16,7 +16,7 @@ from trainworks.config.source import read_package_data
 from trainworks.config.spec import Frozen
 from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.observe.monitoring.alerts import AlertRule, with_labels
+from trainworks.observe.monitoring.rules import AlertRule, with_labels
 
 Discovered = Literal["", "GPU", "RUN", "CHECK"]
 """What a trigger or an item exists for: the node, or each GPU, run or health check that a scrape names."""
