@@ -66,17 +66,9 @@ class JobStore(StoredJobs):
         """Write a new job down, which waits; once this returns it is not lost.
 
         A run directory is submitted once: the same again is the job that there is. A job that has ended in a directory
-        of the same name, deleted since, gives way to the new one.
-
-        Args:
-            spec: what the job asks for.
-            run_dir: absolute, without links.
-            owner: name of the user, for display.
-            engine: name of the engine that runs it.
-            now: the time of submission.
-            cluster: the run file's words for where it runs, as JSON.
-            uid: the user; that of this process when None.
-            host: the machine whose dispatcher starts the job; None where another engine does.
+        of the same name, deleted since, gives way to the new one. The run directory is absolute, without links. `owner`
+        is a name for display; the user `uid` is that of this process when None. `cluster` has the run file's words for
+        where it runs, as JSON. `host` is the machine whose dispatcher starts the job; None where another engine does.
 
         Raises:
             UsageError: the run directory is a job of another user or machine already.
