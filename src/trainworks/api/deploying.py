@@ -34,9 +34,6 @@ def check_stack(path: Path | str) -> ReviewReport:
     The rules are those of `review` for stack files, over the facts of `trainworks catalog list software`. Findings are
     in the order of the file.
 
-    Args:
-        path: of the stack file.
-
     Raises:
         UsageError: the file does not exist or cannot be read.
         RunFileError: a key or a value of it is not valid.
@@ -50,9 +47,6 @@ def check_stack(path: Path | str) -> ReviewReport:
 
 def render_stack(path: Path | str) -> dict[str, str]:
     """Render the Ansible project that brings a stack onto its cluster; nothing is written, and nothing is reached.
-
-    Args:
-        path: of the stack file.
 
     Returns:
         Text of every file by its path in the project.

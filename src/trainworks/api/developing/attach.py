@@ -37,12 +37,8 @@ def forward_port(
 ) -> int:
     """Forward connections to a port of this machine's loopback to a port of a node's loopback, until the run ends.
 
-    Args:
-        run: the run.
-        port: TCP port on the node.
-        local_port: TCP port here; the same number when None, a free one when 0.
-        node: index of the node.
-        on_ready: receives the port here; it accepts connections now, or when the backend's own program says so.
+    `local_port` is the same number when None, and a free one when 0; `on_ready` receives it. It accepts connections
+    then, or when the backend's own program says so.
 
     Returns:
         0 after the end of the run; the exit code of the backend's own program.

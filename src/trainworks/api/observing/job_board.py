@@ -146,9 +146,8 @@ class JobBoard:
 def usage(by: UsageKey | None = None, *, notify: Notify = warn) -> Usage:
     """What the jobs of the store held and cost: accelerator and core hours, and USD where run files give a price.
 
-    Args:
-        by: `month` (UTC) in which it was held, `user` or `team`; all three when None.
-        notify: receives warnings of backends that do not answer.
+    `by` is the month (UTC) in which it was held, the user or the team; all three when None. `notify` receives warnings
+    of backends that do not answer.
 
     Examples:
         >>> import trainworks

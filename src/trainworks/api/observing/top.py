@@ -22,9 +22,6 @@ _ALL = 1_000_000
 def top(folder: Path | str = "runs") -> Overview:
     """The runs of a folder that wait or run, the nodes of this machine's queue, and the machine itself, as of now.
 
-    Args:
-        folder: folder of all runs.
-
     >>> import tempfile
     >>> top(tempfile.mkdtemp()).runs
     ()
