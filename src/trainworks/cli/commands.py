@@ -9,7 +9,7 @@ _COMMANDS = {
     "run": ("runs.start", "Plan and start a run, follow it to its end, then report."),
     "submit": ("runs.start", "Plan a run, queue it and return."),
     "sweep": ("runs.sweep", "Train with several settings, and name the best."),
-    "dev": ("runs.dev", "Open an ssh server or JupyterLab on a node of a cluster."),
+    "dev": ("runs.attach", "Open an ssh server or JupyterLab on a node of a cluster."),
     "exec": ("runs.attach", "Run a command in a running job."),
     "ssh": ("runs.attach", "Open a shell in a running job."),
     "port-forward": ("runs.attach", "Forward a local port to a running job."),
