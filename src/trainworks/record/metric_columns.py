@@ -37,7 +37,9 @@ Mask = NDArray[np.bool_]
 class Steps:
     """Rows of metrics by column: `steps["loss"]` holds one loss per row.
 
-    `columns` are those of the whole record, see `COLUMNS`, and `rows` the indexes of the chosen rows, in order.
+    Args:
+        columns: of the whole record, see `COLUMNS`.
+        rows: indexes of the chosen rows, in order.
     """
 
     def __init__(self, columns: Mapping[str, Floats], rows: NDArray[np.intp]) -> None:
@@ -84,8 +86,10 @@ class Steps:
         return self.is_skipped(*FAULTS)
 
     def is_lost(self, returns: Iterable[tuple[float, int]] = ()) -> Mask:
-        """True for every row whose step was done again by a later row, or undone: `returns` has the time of every
-        restart or rollback, and the step from which training continued.
+        """True for every row whose step was done again by a later row, or undone.
+
+        Args:
+            returns: time of every restart or rollback, and the step from which training continued.
         """
         step, written_at = self["step"] + 0.5 * (self.num_steps == 0), self["t"]  # an evaluation follows its step
         limit = np.full(len(step), np.inf)
@@ -101,7 +105,11 @@ class Steps:
 
 
 class MetricColumns:
-    """Columns of a metrics file, of 216 bytes a row; empty before the first look."""
+    """Columns of a metrics file, of 216 bytes a row; empty before the first look.
+
+    Args:
+        file: `metrics.jsonl`, which need not exist yet.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file

@@ -11,7 +11,12 @@ from trainworks.units import format_bytes, format_count, format_duration
 
 
 def prepared_lines(result: PreparedData, num_sources: int) -> list[str]:
-    """Amount, time, folder and fingerprint of prepared data."""
+    """Amount, time, folder and fingerprint of prepared data.
+
+    Args:
+        result: what the worker counted.
+        num_sources: sources of the data.
+    """
     amount = f"{result['num_items']:,} images of {result['classes']} classes"
     if result["num_tokens"]:
         amount = f"{format_count(result['num_tokens'])} tokens"
@@ -37,7 +42,12 @@ _RATE = 1000
 
 
 def gain_lines(gain: Gain, result: PreparedData) -> list[str]:
-    """Bytes, decoding, loss and storage rate of images before and after their new encoding, and what is left out."""
+    """Bytes, decoding, loss and storage rate of images before and after they were encoded anew, and what is left out.
+
+    Args:
+        gain: what the worker measured.
+        result: what it stored.
+    """
     stored_bytes, images, settings = result["num_bytes"], result["num_items"], Reencoding.model_validate(gain["how"])
     source_bytes, before, after = gain["source_bytes"], gain["source_images_per_s"], gain["images_per_s"]
     sample = f"of a sample of {gain['sample']}"
