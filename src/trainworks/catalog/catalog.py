@@ -75,7 +75,10 @@ def accelerator(name: str) -> facts.Accelerator:
     >>> accelerator("RTX 3090 with NVLink bridge").scale_up_group
     2
     """
-    part = _accelerator(_find("accelerators", name))
+    row = _find("accelerators", name)
+    if row.unplannable is not None:
+        raise UsageError(f"`{row.name}` cannot be planned with: {row.unplannable}", hint=f"use {row.instead}")
+    part = facts.Accelerator.model_validate(row.facts())
     said = _EQUIPMENT.search(name)
     if said is None:
         return part
@@ -310,12 +313,6 @@ def load_catalog() -> Catalog:
 
 def _all(kind: Kind, fact: type[_Fact]) -> dict[str, _Fact]:
     return {row.name: fact.model_validate(row.facts()) for row in read_rows(kind).values()}
-
-
-def _accelerator(row: CatalogRow) -> facts.Accelerator:
-    if row.unplannable is not None:
-        raise UsageError(f"`{row.name}` cannot be planned with: {row.unplannable}", hint=f"use {row.instead}")
-    return facts.Accelerator.model_validate(row.facts())
 
 
 def _find(kind: Kind, name: str) -> CatalogRow:
