@@ -137,14 +137,10 @@ class JobStore(StoredJobs):
     ) -> bool:
         """Take a job to another state, with what changes beside it; False if another process changed it first.
 
-        Args:
-            job_id: which job.
-            to: the new state; an End also says how the job came to it, and when it ended or gave up its nodes, if that
-                was before `now`. A state alone leaves cause, message, hint and exit code as they are.
-            since: the states it may be in; all that may come before the new one when left out.
-            version: of the row as it was read, if nothing in it may have changed since.
-            now: the time of the change.
-            changes: other columns of the job. A state that ends an attempt ends it in `attempts` too.
+        An End also says how the job came to its new state, and when it ended or gave up its nodes, if that was before
+        `now`. A state alone leaves cause, message, hint and exit code as they are; one that ends an attempt ends it in
+        `attempts` too. The job is in one of the states `since`; all that may come before the new one when left out.
+        `version` is that of the row as it was read, if nothing in it may have changed since.
         """
         end, words = (to, job_row.end_columns(to)) if isinstance(to, End) else (End(to), {"state": str(to)})
         state, ended_at = parse_state(end.state), end.at or now

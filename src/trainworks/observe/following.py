@@ -104,17 +104,10 @@ def report_beside(
     clock: Clock,
     start: Callable[[Callable[[], JobState]], RunReporter],
 ) -> int:
-    """The whole life of a process that reports a run beside it.
+    """The whole life of a process that reports a run beside it; the exit code is 1 if something is left to report.
 
-    Returns:
-        The exit code: 1 if something is left to report.
-
-    Args:
-        run_dir: of the run.
-        name: of the recipient; one process at a time reports to it.
-        state: of the run, LOST if its supervisor is gone.
-        clock: for the pauses.
-        start: makes the reporter once it is this process's turn.
+    One process at a time reports to the recipient of that name: `start` makes the reporter once it is this one's turn.
+    `state` of the run is LOST if its supervisor is gone.
     """
     settled = SettledState(state, clock)
     stay_behind(settled, clock)
