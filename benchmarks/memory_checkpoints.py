@@ -25,8 +25,7 @@ from typing import Any
 from contenders import provenance
 
 from trainworks.host.clock import SystemClock
-from trainworks.measure.drill.drilled_run import DrilledRun
-from trainworks.measure.drill.place import OnThisMachine
+from trainworks.measure.drill.drilled_run import DrilledRun, OnThisMachine
 from trainworks.recover.memory_checkpoints import memory_folder
 
 STEPS, KILL_AT, TIMEOUT_S = 60, 30, 300.0

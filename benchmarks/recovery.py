@@ -35,9 +35,8 @@ from contenders import PEERS_FOLDER, RANKS, provenance, torchrun
 from trainworks.agent.enter import newest_pids
 from trainworks.host.clock import SystemClock
 from trainworks.measure.drill.drill_fault import DrillFault
-from trainworks.measure.drill.drilled_run import DrilledRun
+from trainworks.measure.drill.drilled_run import DrilledRun, OnThisMachine
 from trainworks.measure.drill.outcome import Injection, outcome
-from trainworks.measure.drill.place import OnThisMachine
 
 STEPS, EVERY, KILL_AT = 100_000, 20, 60
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

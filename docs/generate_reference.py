@@ -50,8 +50,7 @@ from trainworks.measure.health import fabric_checks, gpu_checks, history_checks,
 from trainworks.measure.health.check import HealthCheck
 from trainworks.observe.exporter import FAMILIES
 from trainworks.observe.metrics.family import MetricFamily
-from trainworks.observe.monitoring.alerts import ALERTS, AlertRule
-from trainworks.observe.monitoring.rules import RECORDED
+from trainworks.observe.monitoring.rules import ALERTS, RECORDED, AlertRule
 from trainworks.record import (
     calibration,
     dev_environment,

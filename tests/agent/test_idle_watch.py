@@ -10,7 +10,7 @@ import pytest
 from tests.fakes import FakeClock, FakeNodes, Life, job, metrics_row
 from trainworks.agent.supervisor import Supervisor
 from trainworks.config.engines import Idle
-from trainworks.jobs.state import CAUSES, Cause, JobState
+from trainworks.jobs.state import Cause, JobState
 from trainworks.record.dev_environment import DevUse
 from trainworks.record.events.log import append_event, read_events
 from trainworks.record.metrics import append_metrics
@@ -82,7 +82,7 @@ def test_an_idle_job_is_reported_then_stopped_with_the_cause(start) -> None:
 
 
 def test_a_job_that_was_stopped_for_that_is_not_started_again() -> None:
-    assert not CAUSES[Cause.IDLE].another_start_helps
+    assert not Cause.IDLE.another_start_helps
 
 
 def test_it_is_only_reported_unless_somebody_wants_it_stopped(start) -> None:

@@ -20,8 +20,7 @@ from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.config.load import load_model
 from trainworks.errors import EnvironmentProblem, RunFileError, UsageError
 from trainworks.files import take_lock
-from trainworks.recover.repair_policy import RepairPolicy
-from trainworks.recover.repairs import MARK, RepairEvent
+from trainworks.recover.repairs import MARK, RepairEvent, RepairPolicy
 
 NAMES = ("n1", "n2", "n3", "n4")
 

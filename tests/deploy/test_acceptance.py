@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.bench.test_busy_nodes import NODES, node, report
 from trainworks.api.bench import accept_cluster
 from trainworks.cli.app import app
-from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict
+from trainworks.deploy.verification import ClusterVerification, NodeVerdict
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.measure.bench.bench_report import BenchReport
 from trainworks.measure.bench.node_record import BenchPart

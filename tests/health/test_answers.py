@@ -20,8 +20,7 @@ from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.process import Output
 from trainworks.measure.health.expectation import expectation_of, expected_cluster
-from trainworks.measure.health.fleet import odd_ones_out
-from trainworks.measure.health.node_health import NodeHealth, check_node
+from trainworks.measure.health.node_health import NodeHealth, check_node, odd_ones_out
 from trainworks.recover.node_history import NodeHistory
 from trainworks.report.proving.health import drain_reason, npd_line, prolog_lines
 from trainworks.units import DAY_S

@@ -17,7 +17,7 @@ from trainworks.host.process import Output
 from trainworks.measure.health.node import NodeView
 from trainworks.measure.health.node_health import HEALTH_CHECKS, check_node
 from trainworks.recover.node_history import AVOID_FROM, NodeHistory
-from trainworks.recover.repair_policy import GPUS_RESET
+from trainworks.recover.repairs import GPUS_RESET
 from trainworks.units import DAY_S
 
 Break = Callable[[Machine], None]

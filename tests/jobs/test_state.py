@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
-from trainworks.jobs.state import CAUSES, TRANSITIONS, Cause, JobState, parse_cause, parse_state
+from trainworks.jobs.state import TRANSITIONS, Cause, JobState, parse_cause, parse_state
 
 FINAL = [state for state in JobState if state.is_final]
 LIVE = [state for state in JobState if not state.is_final and state is not JobState.UNKNOWN]
@@ -50,10 +50,6 @@ def test_a_job_of_unknown_state_may_turn_out_to_be_in_any_state_that_is_entered(
 def test_a_job_waits_holds_its_nodes_or_has_ended(state: JobState) -> None:
     named = state in (JobState.CREATED, JobState.UNKNOWN)
     assert [state.waits, state.holds_resources, state.is_final, named].count(True) == 1
-
-
-def test_every_cause_has_its_facts() -> None:
-    assert set(CAUSES) == set(Cause)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import yaml
 from trainworks.api.deploying import render_stack
 from trainworks.api.observing.exporter import COLLECTORS
 from trainworks.observe.exporter import FAMILIES
-from trainworks.observe.monitoring.alerts import ALERTS
+from trainworks.observe.monitoring.rules import ALERTS
 
 STACK = Path("examples/cluster/stack.yaml")
 MONITORING = "roles/monitoring/files"

@@ -26,7 +26,7 @@ from trainworks.catalog.stack_cluster import read_cluster
 from trainworks.cli.app import app
 from trainworks.config.run_file import RunFile
 from trainworks.config.stack_parts.words import FILL_IN
-from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict
+from trainworks.deploy.verification import ClusterVerification, NodeVerdict
 from trainworks.units import parse_duration
 
 LLAMA_405B = "{architecture: llama, layers: 126, hidden: 16384, heads: 128, kv_heads: 8, feed_forward: 53248}"

@@ -19,7 +19,7 @@ from trainworks.config.engines import Slurm
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.measure.drill.drill_fault import DrillFault
-from trainworks.measure.drill.place import OnThisMachine
+from trainworks.measure.drill.drilled_run import OnThisMachine
 from trainworks.measure.drill.victims import Victim, agents_of, main
 from trainworks.record.events.log import append_event
 from trainworks.record.run_dir import RunDir

@@ -28,10 +28,9 @@ from trainworks.errors import ArgumentError, MissingExtraError, UnreachableError
 from trainworks.host.listening import EXPORTER_ADDRESS, listen_address
 from trainworks.host.users import this_host
 from trainworks.observe.exporter import FAMILIES
-from trainworks.observe.monitoring.alerts import ALERTS, AlertRule
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
-from trainworks.observe.monitoring.rules import RECORDED
+from trainworks.observe.monitoring.rules import ALERTS, RECORDED, AlertRule
 from trainworks.observe.monitoring.zabbix import GROUPS, IN_ZABBIX
 
 OURS = {family.name for group in FAMILIES.values() for family in group}

@@ -15,8 +15,8 @@ from tests.observe.prometheus import judge, values
 from tests.observe_why.conftest import calibration
 from trainworks.api.observing.exporter import NodeMetrics
 from trainworks.api.observing.monitor import render_monitoring
-from trainworks.observe.monitoring.alerts import RUN_ALERTS
 from trainworks.observe.monitoring.prometheus import MonitoringSetup
+from trainworks.observe.monitoring.rules import RUN_ALERTS
 from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 from trainworks.record.resolved import ExpectedStep, PlannedEvaluation
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from trainworks.jobs.state import CAUSES, Cause
+from trainworks.jobs.state import Cause
 from trainworks.record.events.log import Event
 from trainworks.recover.decisions import (
     TRANSIENT,
@@ -79,7 +79,7 @@ def test_failures_without_a_fingerprint_prove_nothing() -> None:
 def test_transient_causes_are_those_that_another_start_of_the_job_helps() -> None:
     of_jobs = {Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.LAUNCH_FAILED, Cause.NO_CAPACITY, Cause.CONTROLLER_ERROR}
     of_jobs |= {Cause.NODE_RECLAIMED, Cause.SCHEDULER_LOST}
-    assert {cause for cause, facts in CAUSES.items() if facts.another_start_helps} - of_jobs == TRANSIENT
+    assert {cause for cause in Cause if cause.another_start_helps} - of_jobs == TRANSIENT
     assert set(Cause) > UNPROVEN
 
 

@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from trainworks.jobs.state import CAUSES, Cause
+from trainworks.jobs.state import Cause
 from trainworks.record.events.log import Event
 from trainworks.recover.decisions import (
     TRANSIENT,
@@ -68,7 +68,7 @@ def test_more_failures_before_never_turn_a_final_one_into_a_restart() -> None:
 
 
 def test_a_cause_that_another_start_of_the_ranks_helps_is_one_that_another_turn_of_the_job_helps() -> None:
-    assert all(CAUSES[Cause(cause)].another_start_helps for cause in TRANSIENT)
+    assert all(Cause(cause).another_start_helps for cause in TRANSIENT)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.measure.health.node_health import HEALTH_CHECKS
-from trainworks.observe.monitoring.alerts import ALERTS
-from trainworks.recover.repair_policy import RepairPolicy
+from trainworks.observe.monitoring.rules import ALERTS
 from trainworks.recover.repairs import (
     EFFECTS,
     ENDS,
@@ -23,6 +22,7 @@ from trainworks.recover.repairs import (
     Holder,
     NodeRepair,
     RepairEvent,
+    RepairPolicy,
     RepairStep,
     SeenNode,
     command_of,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainworks.jobs.state import CAUSES, JobState
+from trainworks.jobs.state import Cause, JobState
 from trainworks.recover.restarts import (
     AGENT_RESTART,
     BEGUN_STATES,
@@ -105,7 +105,7 @@ def test_the_budget_is_the_number_of_lives_minus_one(then: dict[str, Any], max_r
 
 
 def test_the_record_reads_causes_and_states_as_jobs_have_them() -> None:
-    assert frozenset(cause for cause, facts in CAUSES.items() if not facts.counts_as_restart) == FREE_CAUSES
+    assert frozenset(cause for cause in Cause if not cause.counts_as_restart) == FREE_CAUSES
     assert frozenset(state for state in JobState if state.holds_resources) == BEGUN_STATES
     assert frozenset(state for state in JobState if state.waits) == WAITING_STATES
 

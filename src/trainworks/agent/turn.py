@@ -16,7 +16,7 @@ from trainworks.agent.supervisor import SIGNALS, Supervisor, own_status, supervi
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock
 from trainworks.host.probe import command_host
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
+from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.record.events.job import StopRequestedEvent, SubmittedEvent
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import ExitCode
@@ -78,7 +78,7 @@ class ClusterTurn(abc.ABC):
 
     def next_end(self, end: End) -> End | None:
         """How a job that has failed waits for another turn; None if that cannot help, or no restart is left."""
-        if not (CAUSES[parse_cause(end.cause) or Cause.UNKNOWN].another_start_helps and self._may_start_again()):
+        if not ((parse_cause(end.cause) or Cause.UNKNOWN).another_start_helps and self._may_start_again()):
             return None
         return replace(end, state=JobState.QUEUED, at=None)
 
@@ -153,12 +153,12 @@ class ClusterTurn(abc.ABC):
     def back_in_the_queue(self, cause: Cause, at: float | None = None) -> End:
         """End of a turn whose nodes the engine takes, and whose job it queues again."""
         state = JobState.PREEMPTED if cause is Cause.PREEMPTED else JobState.QUEUED
-        return End(state, cause, CAUSES[cause].words, at=at)
+        return End(state, cause, cause.words, at=at)
 
     def no_restart_left(self, cause: Cause) -> End:
         """End of a job that lost its nodes and has no restart left."""
         most = self.run_dir.read_resolved().run_file.max_restarts
-        message = f"{CAUSES[cause].words}, and no restart is left of `recover.max_restarts: {most}`"
+        message = f"{cause.words}, and no restart is left of `recover.max_restarts: {most}`"
         return End(JobState.FAILED, cause, message)
 
     def enter(self, end: End) -> End:

@@ -32,8 +32,8 @@ from trainworks.config.engines import JobOptions
 from trainworks.config.run_description import is_run_description
 from trainworks.config.run_file import Cluster, RunFile
 from trainworks.config.stack import is_stack_file, load_stack
-from trainworks.deploy.cluster_verification import ClusterVerification
 from trainworks.deploy.hardware import hardware_of
+from trainworks.deploy.verification import ClusterVerification
 from trainworks.errors import ArgumentError, TrainworksError
 from trainworks.host import process
 from trainworks.jobs.described_nodes import described_cluster

@@ -11,13 +11,12 @@ from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
-from trainworks.deploy.cluster_verification import ClusterVerification
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
 from trainworks.deploy.project import exporter_options, project_files
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
-from trainworks.deploy.verification import probe, verify
+from trainworks.deploy.verification import ClusterVerification, probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UsageError
 from trainworks.files import write_atomic
 from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
@@ -35,9 +34,6 @@ def check_stack(path: Path | str) -> ReviewReport:
     The rules are those of `review` for stack files, over the facts of `trainworks catalog list software`. Findings are
     in the order of the file.
 
-    Args:
-        path: of the stack file.
-
     Raises:
         UsageError: the file does not exist or cannot be read.
         RunFileError: a key or a value of it is not valid.
@@ -51,9 +47,6 @@ def check_stack(path: Path | str) -> ReviewReport:
 
 def render_stack(path: Path | str) -> dict[str, str]:
     """Render the Ansible project that brings a stack onto its cluster; nothing is written, and nothing is reached.
-
-    Args:
-        path: of the stack file.
 
     Returns:
         Text of every file by its path in the project.

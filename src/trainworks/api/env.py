@@ -125,10 +125,7 @@ def _explicit(one: Distribution) -> str:
 def prune_environments(unused_for: str | float = "30d") -> list[CachedEnvironment]:
     """Delete the environments of runs in this machine's cache that were not used for a time; one in use stays.
 
-    An environment that a run needs again is built again.
-
-    Args:
-        unused_for: shortest time since the last use: `30d`, or seconds.
+    An environment that a run needs again is built again. The time is one such as `30d`, or seconds, since the last use.
 
     Returns:
         Those that were deleted, and those that are in use and would have been, by their last use.

@@ -62,13 +62,7 @@ _BACKEND_DELAY_S = 30.0
 
 
 class Job:
-    """A submitted job.
-
-    Args:
-        store: the job store.
-        row: the job's row in it.
-        notify: receives warnings.
-    """
+    """A submitted job."""
 
     def __init__(self, store: JobStore, row: JobRow, notify: Notify = warn) -> None:
         self._store = store
@@ -155,11 +149,8 @@ class Job:
         return edited
 
     def retry(self, spec: JobSpec | None = None, *, extends: bool = False) -> None:
-        """Queue a failed or stopped job again; a workload resumes from its newest checkpoint.
-
-        Args:
-            spec: replaces the job spec.
-            extends: queue a job that has succeeded, too, because its run has more steps now.
+        """Queue a failed or stopped job again, with another spec if given; a workload resumes from its newest
+        checkpoint. A job that has succeeded is queued, too, if `extends`: its run has more steps now.
 
         Raises:
             UsageError: it has not ended, or it has succeeded.
@@ -266,11 +257,8 @@ def refresh_jobs(store: JobStore, notify: Notify, *, awaited: int | None = None)
     """Update the store from every backend; restart the local dispatcher if it has died.
 
     A backend that does not answer within its patience keeps its jobs as they were, and is not asked for a while.
-
-    Args:
-        store: of the jobs.
-        notify: receives the names of silent backends.
-        awaited: number of a job whose backend is asked, and waited for, in any case.
+    `notify` receives the names of silent backends. The backend of the job of number `awaited` is asked, and waited for,
+    in any case.
     """
     if all(state.is_final for state in store.counts()):
         return

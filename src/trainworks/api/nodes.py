@@ -25,8 +25,7 @@ def backend_on(cluster: str | None) -> Backend:
 def nodes(cluster: str | None = None) -> list[NodeStatus]:
     """Nodes of a cluster, in order of their names, with the history of each on which jobs of the job store have run.
 
-    Args:
-        cluster: this machine when None, else a name such as `slurm`, or a run file.
+    `cluster` is this machine when None, else a name such as `slurm`, or a run file.
     """
     from trainworks.backends.node_histories import with_history  # noqa: PLC0415 - imports the database
 

@@ -13,10 +13,7 @@ Proposed = Proposal | NetworkPlan
 
 
 def stack_yaml(proposal: Proposed) -> str:
-    """The stack file of a proposed cluster, as text.
-
-    Args:
-        proposal: what `size` or `network` returned.
+    """The stack file of a cluster that `size` or `network` proposed, as text.
 
     Raises:
         UsageError: the nodes have no GPU of NVIDIA, or are too many for one network.

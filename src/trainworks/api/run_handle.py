@@ -53,12 +53,7 @@ _NOT_SUBMITTED = "not submitted: the job store does not have it"
 
 
 class Run:
-    """A run: its record, and what can be done with it.
-
-    Args:
-        path: the run directory.
-        notify: receives warnings.
-    """
+    """A run: its record, and what can be done with it."""
 
     def __init__(self, path: Path | RunDir, notify: Notify = warn) -> None:
         self.notify = notify

@@ -252,12 +252,9 @@ def submit_array(
 def chain_after(request: RunRequest, started: Sequence[Run]) -> RunRequest:
     """A job of an array or pipeline that waits for the end of an earlier one, so that at most `at_once` of them run.
 
-    The jobs form `at_once` lanes: each waits for the one before it in its lane. A lane may run dry before the others.
-    A job of an array also shares the kept code of the first one.
-
-    Args:
-        request: the next job; a run of its own waits for none.
-        started: the jobs before it.
+    The jobs form `at_once` lanes: each waits for the one before it in its lane. A lane may run dry before the others. A
+    job of an array also shares the kept code of the first one. A `request` that is a run of its own waits for none of
+    those that have `started`.
     """
     if (turn := request.turn) is None:
         return request

@@ -69,10 +69,7 @@ def accuracy(machine: str | None = None) -> AccuracyReport:
     """Compare the predicted and the measured step time of every finished run of this user.
 
     A run is remembered when it finishes, with the prediction that it started with. Plans of the same kind of machine
-    learn from it.
-
-    Args:
-        machine: kind of machine, as the report names it; all of them when left out.
+    learn from it. `machine` is one kind of them, as the report names it; all when left out.
 
     >>> accuracy("a machine that no run was on").runs
     []

@@ -29,12 +29,7 @@ Answer = tuple[Backend | None, dict[str, JobStatus]]
 
 @final
 class Silence:
-    """Remembers backends that did not answer, in one file for each, for all commands of this user.
-
-    Args:
-        folder: of these files; created with the first.
-        clock: tells the time.
-    """
+    """Remembers backends that did not answer, in one file of `folder` for each, for all commands of this user."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self._folder = folder
@@ -73,12 +68,8 @@ class Silence:
 class Question:
     """A question to one backend about its jobs; asked in a thread, which does not keep this process from its end.
 
-    Args:
-        key: name and options of the backend.
-        rows: its jobs, at least one.
-        backends: finds the backend of a job.
-        silence: of backends; None for a caller that asks one backend after the other, and waits for each.
-        is_awaited: ask this one in any case, and wait for it.
+    `key` is name and options of the backend, `rows` at least one of its jobs. Without a `silence` the caller asks one
+    backend after the other, and waits for each. A backend that `is_awaited` is asked in any case.
     """
 
     def __init__(

@@ -143,10 +143,8 @@ class Backend(abc.ABC):
     def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
         """Create the backend of a run file's `cluster`; every backend that is looked up by its name defines this.
 
-        Args:
-            cluster: its options.
-            store: the open store of this machine's queue.
-            program: what the job runs, if the backend `needs_program`; without it, nothing can be rendered.
+        `store` is the open store of this machine's queue. `program` is what the job runs, if the backend
+        `needs_program`; without it, nothing can be rendered.
 
         Raises:
             UsageError: an option has an invalid value.
@@ -222,12 +220,8 @@ class Backend(abc.ABC):
         self._refuse("hold")
 
     def edit(self, handle: str, before: JobSpec, after: JobSpec) -> None:
-        """Change a waiting job on the backend; `check` has accepted the changed job.
-
-        Args:
-            handle: of the job.
-            before: the job as the backend has it.
-            after: the job as it becomes; only fields of `editing.EDITABLE` differ.
+        """Change a waiting job on the backend from `before` to `after`, which differs only in fields of
+        `editing.EDITABLE` and has passed `check`.
 
         Raises:
             UsageError: the backend cannot change one of the fields, or the job does not wait. Nothing has changed.
@@ -274,12 +268,8 @@ class Backend(abc.ABC):
         return True
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Yield the lines that the nodes of a job write, without their ends, if the backend does not share files.
-
-        Args:
-            handle: of the job.
-            node: one node only.
-            follow: continue until the job ends.
+        """Yield the lines that the nodes of a job write, or one `node`, without their ends, if the backend does not
+        share files; with `follow` until the job ends.
         """
         return iter(())
 
@@ -293,13 +283,8 @@ class Backend(abc.ABC):
         """Argument vector of a program on this machine that runs a command beside the ranks of a running job.
 
         The command gets the environment of the first rank of the node, and the program its input, output and exit code.
-
-        Args:
-            run_dir: of the job.
-            handle: of the job.
-            command: argument vector; `("-m", MODULE, ...)` is started with the Python that has Trainworks there.
-            node: index of the node in the job.
-            terminal: whether the command gets a terminal of its own; False for one whose output is read by a program.
+        A command `("-m", MODULE, ...)` is started with the Python that has Trainworks there. `node` is the index of the
+        node in the job. With `terminal` the command gets one of its own; leave it out where a program reads the output.
 
         Raises:
             UsageError: the backend cannot do this, or the job does not run there.

@@ -58,15 +58,7 @@ def edit_job(
     """Change a waiting job; returns its run file before and after.
 
     A remote backend gets the change first. After a kill between its answer and the change of the row, the same edit
-    again completes it.
-
-    Args:
-        store: the job store.
-        backend: the backend of the job.
-        row: the job.
-        handle: its name on the backend.
-        change: changes `EDITABLE` keys of a run file.
-        clock: the time.
+    again completes it. `change` changes `EDITABLE` keys of a run file.
 
     Raises:
         NotOwnerError: the job belongs to another user.
@@ -125,10 +117,6 @@ def finish_edit(run_dir: RunDir, spec: JobSpec) -> None:
     """Put the changed resolved run in place if the row of the job has its values; delete it otherwise.
 
     Call it with the lock of the submission, or with the spec of a job that has started: no edit changes that one.
-
-    Args:
-        run_dir: of the job.
-        spec: from the row of the job.
     """
     edited = run_dir.read_edited()
     if edited is None:

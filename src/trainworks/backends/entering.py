@@ -12,13 +12,8 @@ from trainworks.record.run_dir import RunDir
 
 
 def entering(run_folder: str, command: Sequence[str], *, node: int, python: str = sys.executable) -> list[str]:
-    """Argument vector for the node; see `agent.enter`.
-
-    Args:
-        run_folder: the run directory, as the node sees it.
-        command: argument vector; `("-m", MODULE, ...)` is started with `python`.
-        node: index of the node in the job.
-        python: interpreter with Trainworks on the node.
+    """Argument vector for the node of this index in the job; see `agent.enter`. `run_folder` is the run directory as
+    the node sees it, and `python` has Trainworks there: it starts a command `("-m", MODULE, ...)`.
 
     Examples:
         >>> entering("/runs/lm-1", ["nvidia-smi"], node=1, python="python")

@@ -18,9 +18,7 @@ _MARK = "trainworks:"
 def mark_of(run_dir: RunDir, machine: str = "") -> str:
     """Tag of a job, from its run id and its folder: run ids repeat, folders do not.
 
-    Args:
-        run_dir: absolute.
-        machine: host of the folder; "" if all submitting hosts share it.
+    `run_dir` is absolute. `machine` is its host; "" if all submitting hosts share it.
     """
     return f"{_MARK}{run_dir.run_id}:{folder_mark(run_dir, machine)}"
 
@@ -39,10 +37,7 @@ def folder_mark(run_dir: RunDir, machine: str = "") -> str:
 def find_patiently(find: Callable[[], str | None], problem: EnvironmentProblem, clock: Clock) -> str:
     """Find the job of a run whose submission was not answered: the backend may list it a few seconds later.
 
-    Args:
-        find: returns its handle, or None if the backend does not list it.
-        problem: the error of the submission.
-        clock: waits between two calls of `find`.
+    `find` returns the handle, or None if the backend does not list the job. `problem` is the error of the submission.
 
     Raises:
         UnansweredError: the backend does not list the job, but may still have it.

@@ -10,7 +10,7 @@ from trainworks.agent.allocation import signs_of_life
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.job_tag import is_mark, mark_of
 from trainworks.jobs.job_row import Attempt, JobChanges, JobRow, Placement
-from trainworks.jobs.state import CAUSES, Cause, JobState, attempt_state, parse_cause, parse_state
+from trainworks.jobs.state import Cause, JobState, attempt_state, parse_cause, parse_state
 from trainworks.record.events.job import StateEvent, SubmittedEvent
 from trainworks.record.events.log import Event, of_kind
 from trainworks.record.run_dir import RunDir
@@ -70,7 +70,7 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
         return _silent_success(job, status, now)
     if status.state.is_final:
         cause, words = status.cause, status.reason or status.raw
-        message = f"{CAUSES[cause].words}{f': {words}' if words else ''}" if cause else None
+        message = f"{cause.words}{f': {words}' if words else ''}" if cause else None
         reported = End(status.state, cause, message, hint=status.hint, exit_code=status.exit_code)
         return StateChange(run_status.end if said.is_final else reported, _columns(status))
     if status.state.waits:
@@ -195,7 +195,7 @@ def reported_attempts(
         attempts[-1] = replace(last, end=replace(last.end, exit_code=end.exit_code))
     elif state.waits and last.ended_at is None and row.handle is not None:
         cause, ended = backend.last_end(run_dir, row.handle) or (Cause.NODE_LOST, signs_of_life(run_dir))
-        lost = End(attempt_state(state, cause), cause, CAUSES[cause].words, at=max(last.started_at, ended))
+        lost = End(attempt_state(state, cause), cause, cause.words, at=max(last.started_at, ended))
         attempts[-1] = replace(last, end=lost)
     elif state.holds_resources and last.ended_at is not None and status is not None:
         attempts += _begun(row, last, status)

@@ -51,9 +51,7 @@ def with_history(backend: Backend) -> list[NodeStatus]:
 def history_of_machine(name: str, accelerator_name: str | None) -> node_history.NodeHistory | None:
     """History of the machine that this process runs on, under its own queue and as a node of Slurm.
 
-    Args:
-        name: of the machine as a node of Slurm.
-        accelerator_name: of its accelerators; None without any.
+    `name` is that of the machine as a node of Slurm.
 
     Returns:
         None if the job store remembers no job of this machine; there has to be a store.
@@ -85,13 +83,7 @@ def avoid_failing_nodes(
     """Add nodes with a bad history to `job.exclude`, the worst first, so that enough others are left.
 
     Of every kind of accelerator the largest number of nodes that the job may get is left, counted over the nodes that
-    take jobs and that it could use.
-
-    Args:
-        resolved: run to submit.
-        spec: what the job asks of a node.
-        backend: that the job is for.
-        notify: receives the name and history of each node that is avoided.
+    take jobs and that it could use. `notify` receives the name and history of each node that is avoided.
     """
     job = resolved.run_file.job
     scores: defaultdict[str | None, dict[str, float]] = defaultdict(dict)

@@ -87,10 +87,8 @@ def _others_write(path: Path) -> bool:
 def check_run_dir(folder: Path, *, shared: bool) -> None:
     """Refuse a run directory that another user made, or could have written to.
 
-    Args:
-        folder: the run directory, as the store names it.
-        shared: whether other users can write the store. Then no folder above may be a link or belong to another
-            user, who could put something else in the place of the run directory after this check.
+    If other users can write the store (`shared`), no folder above may be a link or belong to another user, who could
+    put something else in the place of the run directory after this check.
 
     Raises:
         NotOwnerError: with the owner, or what is wrong.

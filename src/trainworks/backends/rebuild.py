@@ -39,12 +39,8 @@ class Rebuilt:
 
 
 def rebuild(store: JobStore, runs: Iterable[RunDir], machine: Sequence[LocalNode]) -> list[Rebuilt]:
-    """Add the jobs of run directories that the store does not have.
-
-    Args:
-        store: of all jobs; what it has is left as it is.
-        runs: that were submitted.
-        machine: nodes of this machine, for its own jobs that run.
+    """Add the jobs of submitted runs that the store does not have. `machine` has the nodes of this machine, for its own
+    jobs that run.
     """
     known = store.run_dirs()
     return [_rebuilt(store, run, machine) for run in runs if str(run.path.resolve()) not in known]

@@ -77,10 +77,8 @@ def answer(question: bytes) -> str:
 def send(runs: Mapping[str, Known], most_bytes: int, without: Sequence[str] = ()) -> Found:
     """What has changed in the records of runs.
 
-    Args:
-        runs: what is known of each run directory, by its path.
-        most_bytes: size from which on no further content is read.
-        without: files and folders of the record that stay there.
+    `runs` has what is known of each run directory, by its path. From `most_bytes` on no further content is read. The
+    files and folders `without` stay there.
     """
     left, is_whole = most_bytes, True
     found: dict[str, dict[str, FilePart]] = {}

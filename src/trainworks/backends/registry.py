@@ -102,10 +102,8 @@ def plugin_options(cluster: Cluster, model: type[Options]) -> Options:
 def backend_for(cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Backend:
     """Create the backend of a cluster.
 
-    Args:
-        cluster: the run file's `cluster`.
-        store: the open store of this machine's queue.
-        program: what the job runs, for backends that need it; see `backend_of_run`.
+    `store` is the open store of this machine's queue. `program` is what the job runs, for backends that need it; see
+    `backend_of_run`.
 
     Raises:
         UsageError: the cluster is described for planning, or its backend is not installed.

@@ -43,7 +43,7 @@ from trainworks.host.clock import Clock
 from trainworks.host.users import user_name
 from trainworks.jobs.job_row import JobChanges, JobRow
 from trainworks.jobs.job_spec import JobSpec
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause, parse_state
+from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import Event, of_kind, read_events
@@ -196,15 +196,9 @@ def follow_all(
     """Update this user's jobs from their backends; returns the errors of backends that could not be polled.
 
     One query per backend covers all its jobs. A job whose backend does not answer keeps its state. Jobs of other users
-    are left to them: an interrupted submission would be finished under the wrong account.
-
-    Args:
-        store: of the jobs.
-        clock: tells the time.
-        backends: finds the backend of a job.
-        silence: of backends; they are asked at the same time, and one that is silent is not waited for. When None, they
-            are asked one after the other, and each is waited for.
-        awaited: number of a job whose backend is waited for all the same.
+    are left to them: an interrupted submission would be finished under the wrong account. With a `silence`, backends
+    are asked at the same time, and one that is silent is not waited for, unless it has the job of number `awaited`.
+    Without, they are asked one after the other, and each is waited for.
     """
     live = [state for state in JobState if not state.is_final]
     rows = [row for row in store.search(states=live, uid=os.getuid()) if row.engine != "local"]
@@ -311,7 +305,7 @@ def _requeue(store: JobStore, row: JobRow, status: JobStatus, events: Sequence[E
         return row
     ended_at = min(clock.now(), status.starts_at or clock.now())
     cause = status.last_cause or parse_cause(row.end.cause) or Cause.UNKNOWN
-    end = End(JobState.QUEUED, cause, CAUSES[cause].words, at=ended_at)
+    end = End(JobState.QUEUED, cause, cause.words, at=ended_at)
     store.move(row.id, end, since=(row.state,), now=clock.now(), **_NOWHERE)
     return store.get(row.id) or row
 

@@ -12,7 +12,7 @@ from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableEr
 from trainworks.files import take_lock, write_atomic
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import Dependency, JobSpec, parse_dependency
-from trainworks.jobs.state import CAUSES, Cause, JobState
+from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
@@ -70,11 +70,7 @@ def find_dependencies(
 ) -> list[tuple[Dependency, JobRow]]:
     """Dependencies of a job, each with its job; of several of one name that of the user comes first.
 
-    Args:
-        store: the job store.
-        spec: the job that waits.
-        backend: its backend.
-        uid: its user; that of this process when None.
+    `uid` is the user of this process when None.
 
     Raises:
         UsageError: a job to wait for does not exist, or is in the queue of another backend.
@@ -108,7 +104,7 @@ def unmet_dependencies(dependencies: Iterable[tuple[Dependency, JobRow | None]])
 
 def end_of_dependent(unmet: Iterable[str]) -> End:
     """The end of a job that failed because of its `unmet_dependencies`."""
-    message = f"{CAUSES[Cause.DEPENDENCY].words}: {', '.join(unmet)}"
+    message = f"{Cause.DEPENDENCY.words}: {', '.join(unmet)}"
     return End(JobState.FAILED, Cause.DEPENDENCY, message, exit_code=ExitCode.USER_ERROR)
 
 

@@ -79,13 +79,7 @@ def bus_factor(operation: Operation, ranks: int) -> float:
 
 
 def group_of(cluster: ClusterDescription, ranks: int, nodes: int) -> RankGroup:
-    """Ranks that are divided equally over nodes of a cluster, one to an accelerator.
-
-    Args:
-        cluster: with the links.
-        ranks: at least 2.
-        nodes: a divisor of `ranks`.
-    """
+    """Ranks, at least 2, that are divided equally over nodes of a cluster, one to an accelerator."""
     part, per_node = cluster.accelerator, ranks // nodes
     nodes_joined = max(1, cluster.scale_up_domain // cluster.accelerators_per_node)
     inside = min(ranks, per_node * nodes_joined)

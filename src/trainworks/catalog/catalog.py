@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from trainworks.catalog import facts
 from trainworks.catalog.names import nearest_rows, normal_name, without_remark
-from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
+from trainworks.catalog.rows import FACTS, KINDS, CatalogRow, Kind, read_rows
 from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError
 
@@ -75,7 +75,10 @@ def accelerator(name: str) -> facts.Accelerator:
     >>> accelerator("RTX 3090 with NVLink bridge").scale_up_group
     2
     """
-    part = _accelerator(_find("accelerators", name))
+    row = _find("accelerators", name)
+    if row.unplannable is not None:
+        raise UsageError(f"`{row.name}` cannot be planned with: {row.unplannable}", hint=f"use {row.instead}")
+    part = facts.Accelerator.model_validate(row.facts())
     said = _EQUIPMENT.search(name)
     if said is None:
         return part
@@ -297,37 +300,19 @@ def family(name: str) -> tuple[str, ...]:
 def load_catalog() -> Catalog:
     """All facts that plans can use."""
     rows = [row for kind in KINDS for row in read_rows(kind).values()]
-    parts = [row for row in read_rows("accelerators").values() if row.unplannable is None]
-    return Catalog(
-        accelerators={row.name: _accelerator(row) for row in parts},
-        nodes=_all("nodes", facts.Node),
-        systems=_all("systems", facts.System),
-        links=_all("links", facts.Link),
-        switches=_all("switches", facts.Switch),
-        kernels=attention_kernels(),
-        processors=_all("processors", facts.Processor),
-        storage=_all("storage", facts.Storage),
-        offers=_all("offers", facts.Offer),
-        fleets=_all("fleets", facts.Fleet),
-        runs=published_runs(),
-        assumptions=_all("assumptions", facts.Assumption),
-        grids=_all("grids", facts.ElectricityGrid),
-        software=_all("software", facts.Release),
-        xids=_all("xids", facts.XidAction),
-        anchors=_all("anchors", facts.BenchAnchor),
-        terms=_all("terms", facts.Term),
-        explained={row.name: row.explained for row in rows if row.explained},
-    )
+    plannable: Mapping[str, Any] = {
+        kind: {
+            row.name: FACTS[kind].model_validate(row.facts())
+            for row in read_rows(kind).values()
+            if row.unplannable is None
+        }
+        for kind in KINDS
+    }
+    return Catalog(**plannable, explained={row.name: row.explained for row in rows if row.explained})
 
 
 def _all(kind: Kind, fact: type[_Fact]) -> dict[str, _Fact]:
     return {row.name: fact.model_validate(row.facts()) for row in read_rows(kind).values()}
-
-
-def _accelerator(row: CatalogRow) -> facts.Accelerator:
-    if row.unplannable is not None:
-        raise UsageError(f"`{row.name}` cannot be planned with: {row.unplannable}", hint=f"use {row.instead}")
-    return facts.Accelerator.model_validate(row.facts())
 
 
 def _find(kind: Kind, name: str) -> CatalogRow:

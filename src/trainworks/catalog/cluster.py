@@ -194,12 +194,7 @@ class _NamedNode(NamedTuple):
 
 
 def cluster_of_nodes(node: Node, num_nodes: int = 1, *, node_name: str | None = None) -> ClusterDescription:
-    """A cluster of one kind of node.
-
-    Args:
-        node: as the catalogue or another cluster has it.
-        num_nodes: at least 1.
-        node_name: what the cluster's name calls it; the node's own name where left out.
+    """A cluster of one kind of node, which its name calls `node_name`, or as the node itself where left out.
 
     Raises:
         UsageError: more accelerators than the limit, or several nodes and no bandwidth between them is known.
@@ -383,12 +378,8 @@ def _describe(
 
 
 def read_fabric(over: str, base: Node, text: str) -> tuple[NodeFabric, list[str]]:
-    """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, and the assumptions behind them.
-
-    Args:
-        over: the words behind `over`.
-        base: the node, whose number of NICs stands for a number that is left out.
-        text: the whole description, for errors.
+    """The NICs in `8x HDR`, `HDR` or `4x 200 Gb/s`, as many as the node `base` has where no number is written, and the
+    assumptions behind them. Errors quote `text`, the whole description.
 
     Raises:
         UsageError: they name no network, or no possible number.

@@ -16,9 +16,7 @@ _SIMILAR_OF_ANY_KIND = 0.7
 def nearest_rows(wanted: str, indexes: Mapping[str, Mapping[str, str]]) -> list[str]:
     """The three rows with the most similar names or aliases, of the kind of the most similar; only similar ones.
 
-    Args:
-        wanted: normalised name.
-        indexes: name of the row by each of its normalised names, by kind.
+    `wanted` is normalised, and so are the names in the `indexes`: by kind, the name of the row by each of its names.
 
     >>> nearest_rows("h10o", {"accelerators": {"h100": "H100-SXM-80GB"}, "links": {"hdr100": "InfiniBand HDR100"}})
     ['H100-SXM-80GB']

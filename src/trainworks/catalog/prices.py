@@ -90,10 +90,8 @@ class _Listing:
 def parse_prices(lines: Iterable[str], *, name: str, cloud: str = "") -> PriceTable:
     """Read a price table in the format above or that of SkyPilot, according to its header.
 
-    Args:
-        lines: of the file.
-        name: of the file, for errors and for the source of each price.
-        cloud: name of the cloud, which tables of SkyPilot do not contain.
+    `name` of the file is in errors, and in the source of each price. `cloud` is the one whose name tables of SkyPilot
+    do not contain.
 
     Raises:
         UsageError: a missing column, or an invalid price or count; with file and line.

@@ -237,7 +237,7 @@ def _link(bandwidth: str, *, name: str | None = None, network: str | None = None
     return column
 
 
-_FACTS: dict[Kind, type[Frozen]] = {
+FACTS: dict[Kind, type[Frozen]] = {
     "accelerators": facts.Accelerator,
     "nodes": facts.Node,
     "systems": facts.System,
@@ -306,6 +306,6 @@ _CONVERTED: dict[Kind, dict[str, Column]] = {
 }
 _COLUMNS = {
     kind: {field: _plain_column(field) for field in fact.model_fields} | _CONVERTED.get(kind, {})
-    for kind, fact in _FACTS.items()
+    for kind, fact in FACTS.items()
 }
 """Columns by kind: every field under its own name, and those that the data have in other units or under other names."""

@@ -45,9 +45,7 @@ def read_cluster(text: str) -> ClusterDescription:
 def cluster_of_stack(stack: Stack, group: str | None = None) -> ClusterDescription:
     """The compute nodes of a stack, or one kind of them, and the network that joins them.
 
-    Args:
-        stack: of a stack file.
-        group: hosts of one group, `gpu[01-04]` or `gpu`, or its machine; all compute nodes when left out.
+    `group` has the hosts of one group, `gpu[01-04]` or `gpu`, or their machine; all compute nodes when left out.
 
     Raises:
         ArgumentError: the nodes are not of one kind, or have no accelerators; the argument is the path of the key.

@@ -99,15 +99,10 @@ def prepare(
 ) -> Launch | None:
     """Resolve the run, print its plan and make its run directory; None after a dry run or a refusal at the prompt.
 
-    A run that cannot start is refused before it has a run directory.
-
-    Args:
-        request: the run.
-        options: of the command; with `review` a run that would end before its first step is refused, too.
-        console: for the plan.
-        queued: whether a run on this machine enters its queue; a run elsewhere always does.
-        ask: whether to ask for confirmation at a terminal.
-        times: number of such jobs; 0 for one whose cost an earlier one has shown.
+    A run that cannot start is refused before it has a run directory. With the option `review` a run that would end
+    before its first step is refused, too. `queued`: a run on this machine enters its queue; a run elsewhere always
+    does. `ask` for confirmation happens at a terminal alone. `times` is the number of such jobs; 0 for one whose cost
+    an earlier one has shown.
     """
     from trainworks.api.launching.prepared_run import prepare as prepare_run
     from trainworks.api.runs import create_launch

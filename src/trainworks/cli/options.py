@@ -103,10 +103,8 @@ def option_errors(
 ) -> Iterator[None]:
     """Place errors at the option that caused them.
 
-    Args:
-        option: that every error of the block is about; when left out, that of an argument's error.
-        path: file that the option makes the block write.
-        positional: names on the command line of arguments without an option.
+    Every error of the block is about `option`, or about that of its argument when left out; `positional` has names on
+    the command line of arguments without an option. `path` is the file that the option makes the block write.
 
     Raises:
         UsageError: an argument is not valid.
@@ -153,9 +151,8 @@ def check_writable(path: Path | None, option: str) -> None:
 def refuse_unused(option: str, others: Mapping[str, object]) -> None:
     """Refuse the options that a mode of a command would ignore.
 
-    Args:
-        option: that selects the mode.
-        others: value of each option that the mode does not use; one that is not given is None, False or 0.
+    `others` has the value of each option that the mode of `option` does not use; one that is not given is None, False
+    or 0.
 
     Raises:
         UsageError: one of them is given.

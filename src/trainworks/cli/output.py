@@ -36,11 +36,7 @@ ToFolder = Annotated[
 def show(result: Result, *, as_json: bool = False, figure: str | None = None, plot: Path | None = None) -> None:
     """Print a result on stdout, as text unless an option says otherwise; write the page of `--plot` as well.
 
-    Args:
-        result: what a use case returned.
-        as_json: print JSON.
-        figure: print the derivation of the figure of this name.
-        plot: file for the HTML page.
+    `figure` names one whose derivation is printed instead.
 
     Raises:
         UsageError: no figure has that name.

@@ -67,11 +67,8 @@ def run_playbook(
 ) -> PlaybookRun:
     """Run `site.yaml` of a project with the `ansible-playbook` of this environment.
 
-    Args:
-        project: folder that `render` wrote.
-        limit: pattern of hosts; all when None.
-        dry_run: report what would change, and change nothing.
-        on_result: called with each result that changed or failed, as it comes.
+    `limit` is a pattern of hosts. `dry_run` reports what would change, and changes nothing. `on_result` gets each
+    result that changed or failed, as it comes.
 
     Raises:
         EnvironmentProblem: Ansible is not installed, or it ended before it had counted its results.

@@ -37,10 +37,8 @@ _HIGHEST_PRIORITY = 14
 def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[str, str]) -> dict[str, str]:
     """Text of every file of the project, by its path.
 
-    Args:
-        stack: to render.
-        monitoring: files for Prometheus, Alertmanager and Grafana, by path; none where the stack monitors nothing.
-        locks: text of the lock files that `images` name.
+    `monitoring` has the files for Prometheus, Alertmanager and Grafana by path, `locks` the text of the lock files that
+    `images` name.
 
     Raises:
         ArgumentError: the operating system has no packages for a part of the stack.
@@ -354,9 +352,7 @@ def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> d
 
     Source: Containerfile(5), buildah-build(1), `pip install --require-hashes`.
 
-    Args:
-        recipes: of the stack.
-        locks: text of each lock file, by its name in the recipes.
+    `locks` has the text of each lock file, by its name in the recipes.
 
     Raises:
         ArgumentError: a lock file has a requirement without a hash, or no PyTorch.

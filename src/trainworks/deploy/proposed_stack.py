@@ -41,12 +41,9 @@ def proposed_stack(
 ) -> str:
     """Text of a stack file for a described cluster.
 
-    Args:
-        cluster: its compute nodes.
-        design: the network between them, which the file hands over as `fabric`; None for a single node.
-        advice: sentences that go with them, as comments: about network, storage or racks.
-        time_limit_s: of the longest job, which its partition accepts; a week at least.
-        kubernetes: whether jobs run in pods, so that the file has the operators, too.
+    The file hands the network between the nodes over as `fabric`; a single node has no `design`. `advice` has sentences
+    about network, storage or racks, which become comments. The partition accepts the longest job, of `time_limit_s`; a
+    week at least. With `kubernetes` jobs run in pods, and the file has the operators, too.
 
     Raises:
         UsageError: the nodes are not known, have no GPU of NVIDIA, or do not fit the network of the file.

@@ -50,12 +50,8 @@ class RolloutNodes(Protocol):
 
 
 def batches(stack: Stack, size: int | None, hosts: Collection[str] | None = None) -> list[Batch]:
-    """Hosts in the order in which they change: servers together, then compute nodes.
-
-    Args:
-        stack: whose hosts.
-        size: compute nodes at a time; those of one rack, under one set of leaf switches, when None.
-        hosts: these alone; all when None.
+    """Hosts of a stack, or these alone, in the order in which they change: servers together, then compute nodes, `size`
+    at a time; those of one rack, under one set of leaf switches, when None.
     """
     wanted = [name for group in stack.nodes for name in group.names if hosts is None or name in hosts]
     servers = {name for group in stack.nodes if set(group.roles) != {"compute"} for name in group.names}

@@ -31,9 +31,7 @@ class NodeCheck:
 def prolog(check: NodeCheck, *, scratch: str | None = None) -> str:
     """Script for `Prolog=`: writes the reason to the system log and fails (exit 1), so that Slurm drains the node.
 
-    Args:
-        check: of the node.
-        scratch: folder of local scratch, where a job on a good node gets a folder of its own; None without one.
+    A job on a good node gets a folder of its own in `scratch`, that of local scratch.
     """
     return render("slurm/prolog.sh", check=check, scratch=scratch)
 
@@ -52,11 +50,7 @@ def epilog(check: NodeCheck, *, scratch: str | None = None) -> str:
     """Script for `Epilog=`: removes what a job left, and fails (exit 1) where its GPUs are still in use.
 
     A user's files in `/dev/shm` go with the last job of the user on the node, since jobs of one user share them. The
-    folder of a job on scratch is `SCRATCH/jobs/NUMBER`.
-
-    Args:
-        check: of the node; GPUs are looked at where it counts them.
-        scratch: folder of local scratch; None without one.
+    folder of a job on scratch is `SCRATCH/jobs/NUMBER`. GPUs are looked at where the check counts them.
     """
     return render("slurm/epilog.sh", check=check, scratch=scratch)
 

@@ -7,15 +7,43 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from trainworks.config.stack import Stack
-from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict, Outcome
 from trainworks.deploy.file_systems import is_mounted_as, mounted_as, unit_name
 from trainworks.deploy.hardware import gres_of, hardware_of
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.project import exporter_options
 from trainworks.deploy.rollout import HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
+from trainworks.results import Result
+
+Outcome = Literal["pass", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVerdict:
+    """One thing of one host: what it is, and what the stack says."""
+
+    host: str
+    check: str
+    outcome: Outcome
+    found: str
+    expected: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterVerification(Result):
+    """Verdicts on every host of a stack."""
+
+    cluster: str
+    verdicts: tuple[NodeVerdict, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is not as the stack says."""
+        return any(verdict.outcome == "fail" for verdict in self.verdicts)
+
 
 _CLOCK_S = 1.0
 """Largest difference of a clock: munge allows 300 s, and logs of several nodes are read side by side."""
@@ -93,13 +121,7 @@ def services_of(stack: Stack, host: str) -> list[str]:
 
 
 def verify(stack: Stack, slurm_conf: str, answers: Mapping[str, Answer]) -> ClusterVerification:
-    """Judge the answers of all hosts to `probe`.
-
-    Args:
-        stack: what they are to run.
-        slurm_conf: text of the rendered slurm.conf.
-        answers: of each host that was asked.
-    """
+    """Judge the answers of all hosts to `probe`, by the stack that they are to run and its rendered slurm.conf."""
     facts = {host: facts_of(answer.output) for host, answer in answers.items()}
     usual = Counter(each["key"][""] for each in facts.values() if each.get("key", {}).get("")).most_common(1)
     expected = _Expected(stack, usual[0][0] if usual else "", hashlib.sha256(slurm_conf.encode()).hexdigest()[:12])

@@ -16,14 +16,11 @@ _SLICE = re.compile(r"(?:^|[^a-z0-9])\d+g[._]\d+gb")
 
 
 def matching_names(wanted: str, known: Iterable[str]) -> list[str]:
-    """Those of the known names that mean the accelerator that is wanted, in their order.
+    """Those of the known names of a cluster's accelerators that mean the one that is wanted (`A100`, `A100-80GB`,
+    `H100-SXM`, `RTX3090`), in their order.
 
     A name that is the same but for its case is the only one. Otherwise the model has to be the same; memory and form
     factor have to be the same where both names say them.
-
-    Args:
-        wanted: `A100`, `A100-80GB`, `H100-SXM`, `RTX3090`.
-        known: names that a cluster gives its accelerators.
     """
     names = list(dict.fromkeys(known))
     same = [name for name in names if name.lower() == wanted.lower()]

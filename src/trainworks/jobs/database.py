@@ -40,9 +40,7 @@ _UPGRADE_LOCK = 7240915
 def open_database(url: str, *, keep_connection: bool = False) -> Engine:
     """The engine of SQLAlchemy for a URL, with the tables that this version knows.
 
-    Args:
-        url: as SQLAlchemy reads it.
-        keep_connection: connect once, instead of for each use.
+    With `keep_connection` it connects once, instead of for each use.
 
     Raises:
         EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.

@@ -25,12 +25,9 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
 
     A job takes all of the described cluster, or the part that `nodes`, `processes_per_node` of a workload and
     `resources` name. Cores and memory are requested where the catalogue has those of the described node. In place of a
-    stack file stand the words of its cluster, which nodes without the file can read.
-
-    Args:
-        run_file: with any cluster; one without `of`, or that is only planned for, stays as it is.
-        source: text of the run file, for the place of an error.
-        of_format: whether the job is written for another program, which runs a described cluster, too.
+    stack file stand the words of its cluster, which nodes without the file can read. A run file without `of`, or that
+    is only planned for, stays as it is, unless the job is written for another program (`of_format`), which runs a
+    described cluster, too. `source` gives an error its place.
 
     Raises:
         UsageError: the description cannot be read, or the run file requests more than it has, or other accelerators.

@@ -44,16 +44,10 @@ def rank_environment(
     """Variables that a command finds, so that a script written for another launcher runs unchanged.
 
     A command that is itself a launcher (`torchrun $TORCHRUN_ARGS ...`) is started once per node, with one process per
-    node here and its own number of processes there.
-
-    Args:
-        processes: the whole job.
-        node: index of this node.
-        local_rank: index of this rank on its node; rank = node * processes_per_node + local_rank.
-        master_address: where rank 0 listens.
-        master_port: where rank 0 listens; free when the job started.
-        attempt: 1 for the first start, counting up with every restart.
-        addresses: of all nodes, in their order; all are at `master_address` when left out.
+    node here and its own number of processes there. rank = node * processes_per_node + local_rank. Rank 0 listens at
+    the master's address, and at a port that was free when the job started. `attempt` is 1 for the first start, counting
+    up with every restart. `addresses` are those of all nodes, in their order; all are at `master_address` when left
+    out.
     """
     per_node = processes.processes_per_node
     address, port = master_address, str(master_port)

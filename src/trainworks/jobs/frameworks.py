@@ -50,14 +50,8 @@ def ports_needed(framework: Framework | None, processes: Processes) -> int:
 def command_environment(
     framework: Framework | None, processes: Processes, rendezvous: Rendezvous, *, node: int, local_rank: int
 ) -> dict[str, str]:
-    """Variables for one process of a command, added to those of the shell and of the run file.
-
-    Args:
-        framework: torch's when None.
-        processes: the whole job.
-        rendezvous: addresses and ports of this attempt.
-        node: index of this node.
-        local_rank: index of this process on its node.
+    """Variables for one process of a command, `local_rank` on its node, added to those of the shell and of the run
+    file; without a framework those of torch.
     """
     common = rank_environment(
         processes,

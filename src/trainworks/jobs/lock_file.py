@@ -79,10 +79,7 @@ def kind_of_lock(name: str, text: str) -> EnvironmentKind:
 def read_lock(kind: EnvironmentKind, text: str, machine: Mapping[str, str]) -> Requirements:
     """The requirements that a lock file has for one kind of machine.
 
-    Args:
-        kind: `requirements`, `uv` or `pylock`.
-        text: content of the file.
-        machine: values of PEP 508's markers, as `packaging.markers.default_environment` has them.
+    `machine` has values of PEP 508's markers, as `packaging.markers.default_environment` has them.
 
     Raises:
         UsageError: the file is not of this format, or leaves a version open.

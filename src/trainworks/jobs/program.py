@@ -46,11 +46,7 @@ class Program:
 
 
 def program_of(run_file: RunFile, *, command: tuple[str, ...] = ()) -> Program:
-    """The program of a run that is a command.
-
-    Args:
-        run_file: what is asked for.
-        command: argument vector, where it was given instead of a text.
+    """The program of a run that is a command, a text of the run file or the argument vector `command`.
 
     Raises:
         UsageError: the run is a workload, or a text holds a character that no process can be given.

@@ -30,11 +30,8 @@ def spec_of_run(resolved: ResolvedRun) -> JobSpec:
 def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: Processes | None = None) -> JobSpec:
     """The job spec of a run file.
 
-    Args:
-        run_file: the run file.
-        run_id: id of the run.
-        working_folder: folder a command starts in.
-        processes: ranks of a resolved run; None takes the resources from the run file.
+    `working_folder` is the one a command starts in. Without the `processes` of a resolved run its resources are those
+    of the run file.
     """
     job = run_file.job
     nodes = processes.nodes if processes else run_file.nodes

@@ -12,7 +12,7 @@ Reachability is not a state: a job whose backend does not answer keeps its last 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import Self
 
 
 class JobState(enum.StrEnum):
@@ -80,76 +80,50 @@ def attempt_state(state: JobState, cause: Cause | None) -> JobState:
     """State of the latest attempt of a job: an attempt whose job waits again was preempted, or has failed."""
     if not state.waits:
         return state
-    is_free = cause is not None and not CAUSES[cause].counts_as_restart
+    is_free = cause is not None and not cause.counts_as_restart
     return JobState.PREEMPTED if is_free or state is JobState.PREEMPTED else JobState.FAILED
 
 
 class Cause(enum.StrEnum):
-    """Why a job failed, restarted or lost its nodes."""
-
-    USER_ERROR = "user_error"
-    OOM = "oom"
-    DIVERGED = "diverged"
-    HANG = "hang"
-    NCCL_TIMEOUT = "nccl_timeout"
-    GPU_FAULT = "gpu_fault"
-    STORAGE_FAULT = "storage_fault"
-    NODE_LOST = "node_lost"
-    NODE_UNHEALTHY = "node_unhealthy"
-    NODE_RECLAIMED = "node_reclaimed"
-    SCHEDULER_LOST = "scheduler_lost"
-    AGENT_LOST = "agent_lost"
-    PEER_LOST = "peer_lost"
-    KILLED = "killed"
-    PREEMPTED = "preempted"
-    TIME_LIMIT = "time_limit"
-    LAUNCH_FAILED = "launch_failed"
-    NO_CAPACITY = "no_capacity"
-    DEPENDENCY = "dependency"
-    IDLE = "idle"
-    DISK_FULL = "disk_full"
-    ENVIRONMENT = "environment"
-    CONTROLLER_ERROR = "controller_error"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class CauseFacts:
-    """Text and consequences of a cause."""
+    """Why a job failed, restarted or lost its nodes: its name in the record, its text, and its consequences."""
 
     words: str
     another_start_helps: bool
     """True if the unchanged job may succeed when started again, on the same or on other nodes."""
-    counts_as_restart: bool = True
+    counts_as_restart: bool
     """True if a restart counts against `recover.max_restarts`; preemptions do not count."""
 
+    def __new__(cls, name: str, words: str, another_start_helps: bool, counts_as_restart: bool = True) -> Self:
+        """The member of that name in the record."""
+        cause = str.__new__(cls, name)
+        cause._value_, cause.words = name, words
+        cause.another_start_helps, cause.counts_as_restart = another_start_helps, counts_as_restart
+        return cause
 
-CAUSES: dict[Cause, CauseFacts] = {
-    Cause.USER_ERROR: CauseFacts("the program failed", False),
-    Cause.OOM: CauseFacts("out of memory", False),
-    Cause.DIVERGED: CauseFacts("the loss diverged", False),
-    Cause.HANG: CauseFacts("a rank hung", True),
-    Cause.NCCL_TIMEOUT: CauseFacts("a collective timed out", True),
-    Cause.GPU_FAULT: CauseFacts("an accelerator failed", True),
-    Cause.STORAGE_FAULT: CauseFacts("the storage failed", True),
-    Cause.NODE_LOST: CauseFacts("a node was lost", True),
-    Cause.NODE_UNHEALTHY: CauseFacts("a node failed its health check", False, counts_as_restart=False),
-    Cause.NODE_RECLAIMED: CauseFacts("the cloud takes a node back", True, counts_as_restart=False),
-    Cause.SCHEDULER_LOST: CauseFacts("the scheduler crashed and lost the job", True, counts_as_restart=False),
-    Cause.AGENT_LOST: CauseFacts("a node's agent was lost", True),
-    Cause.PEER_LOST: CauseFacts("another rank was lost", True),
-    Cause.KILLED: CauseFacts("killed by a signal", True),
-    Cause.PREEMPTED: CauseFacts("preempted by another job", True, counts_as_restart=False),
-    Cause.TIME_LIMIT: CauseFacts("time limit reached", True),
-    Cause.LAUNCH_FAILED: CauseFacts("the job could not be started", True),
-    Cause.NO_CAPACITY: CauseFacts("not enough free nodes", True, counts_as_restart=False),
-    Cause.DEPENDENCY: CauseFacts("a job it depends on did not succeed", False),
-    Cause.IDLE: CauseFacts("used no accelerator or CPU", False),
-    Cause.DISK_FULL: CauseFacts("a disk was full", False),
-    Cause.ENVIRONMENT: CauseFacts("environment error", False),
-    Cause.CONTROLLER_ERROR: CauseFacts("internal error of Trainworks", True),
-    Cause.UNKNOWN: CauseFacts("unknown cause", False),
-}
+    USER_ERROR = "user_error", "the program failed", False
+    OOM = "oom", "out of memory", False
+    DIVERGED = "diverged", "the loss diverged", False
+    HANG = "hang", "a rank hung", True
+    NCCL_TIMEOUT = "nccl_timeout", "a collective timed out", True
+    GPU_FAULT = "gpu_fault", "an accelerator failed", True
+    STORAGE_FAULT = "storage_fault", "the storage failed", True
+    NODE_LOST = "node_lost", "a node was lost", True
+    NODE_UNHEALTHY = "node_unhealthy", "a node failed its health check", False, False
+    NODE_RECLAIMED = "node_reclaimed", "the cloud takes a node back", True, False
+    SCHEDULER_LOST = "scheduler_lost", "the scheduler crashed and lost the job", True, False
+    AGENT_LOST = "agent_lost", "a node's agent was lost", True
+    PEER_LOST = "peer_lost", "another rank was lost", True
+    KILLED = "killed", "killed by a signal", True
+    PREEMPTED = "preempted", "preempted by another job", True, False
+    TIME_LIMIT = "time_limit", "time limit reached", True
+    LAUNCH_FAILED = "launch_failed", "the job could not be started", True
+    NO_CAPACITY = "no_capacity", "not enough free nodes", True, False
+    DEPENDENCY = "dependency", "a job it depends on did not succeed", False
+    IDLE = "idle", "used no accelerator or CPU", False
+    DISK_FULL = "disk_full", "a disk was full", False
+    ENVIRONMENT = "environment", "environment error", False
+    CONTROLLER_ERROR = "controller_error", "internal error of Trainworks", True
+    UNKNOWN = "unknown", "unknown cause", False
 
 
 def parse_cause(text: str | None) -> Cause | None:

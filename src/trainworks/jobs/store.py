@@ -31,11 +31,9 @@ _LOG = logging.getLogger(__name__)
 def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
     """The store at a URL that SQLAlchemy reads; made, or brought up to date, if need be.
 
-    Args:
-        url: of the store.
-        keep_connection: stay connected until `close`, for one who asks often. A process that is forked off must not
-            touch such a store, and not end in a way that lets Python clean up. Of SQLite's connections the last one
-            that is closed takes the write-ahead log with it: one that stays spares all others that work.
+    With `keep_connection` it stays connected until `close`, for one who asks often. A process that is forked off must
+    not touch such a store, and not end in a way that lets Python clean up. Of SQLite's connections the last one that is
+    closed takes the write-ahead log with it: one that stays spares all others that work.
 
     Raises:
         EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
@@ -68,17 +66,9 @@ class JobStore(StoredJobs):
         """Write a new job down, which waits; once this returns it is not lost.
 
         A run directory is submitted once: the same again is the job that there is. A job that has ended in a directory
-        of the same name, deleted since, gives way to the new one.
-
-        Args:
-            spec: what the job asks for.
-            run_dir: absolute, without links.
-            owner: name of the user, for display.
-            engine: name of the engine that runs it.
-            now: the time of submission.
-            cluster: the run file's words for where it runs, as JSON.
-            uid: the user; that of this process when None.
-            host: the machine whose dispatcher starts the job; None where another engine does.
+        of the same name, deleted since, gives way to the new one. The run directory is absolute, without links. `owner`
+        is a name for display; the user `uid` is that of this process when None. `cluster` has the run file's words for
+        where it runs, as JSON. `host` is the machine whose dispatcher starts the job; None where another engine does.
 
         Raises:
             UsageError: the run directory is a job of another user or machine already.
@@ -113,16 +103,9 @@ class JobStore(StoredJobs):
         end: End,
         columns: job_row.JobChanges,
     ) -> None:
-        """Write down a job that another store had, in the state that it is in.
-
-        Args:
-            spec: of the job.
-            run_dir: of the job; the store has none of it.
-            owner: user who submitted it.
-            engine: that has it.
-            submitted_at: when that was.
-            end: the state that it is in, how it came to it, and when.
-            columns: others of the job; with `attempt` that attempt begins.
+        """Write down a job that another store had, in the state that it is in; this one has no job of its run
+        directory. `engine` has it, and `end` tells how it came to its state, and when. With `attempt` among the other
+        `columns` that attempt begins.
         """
         now = end.at or submitted_at
         end = end if parse_state(end.state).is_final else replace(end, at=None)
@@ -154,14 +137,10 @@ class JobStore(StoredJobs):
     ) -> bool:
         """Take a job to another state, with what changes beside it; False if another process changed it first.
 
-        Args:
-            job_id: which job.
-            to: the new state; an End also says how the job came to it, and when it ended or gave up its nodes, if that
-                was before `now`. A state alone leaves cause, message, hint and exit code as they are.
-            since: the states it may be in; all that may come before the new one when left out.
-            version: of the row as it was read, if nothing in it may have changed since.
-            now: the time of the change.
-            changes: other columns of the job. A state that ends an attempt ends it in `attempts` too.
+        An End also says how the job came to its new state, and when it ended or gave up its nodes, if that was before
+        `now`. A state alone leaves cause, message, hint and exit code as they are; one that ends an attempt ends it in
+        `attempts` too. The job is in one of the states `since`; all that may come before the new one when left out.
+        `version` is that of the row as it was read, if nothing in it may have changed since.
         """
         end, words = (to, job_row.end_columns(to)) if isinstance(to, End) else (End(to), {"state": str(to)})
         state, ended_at = parse_state(end.state), end.at or now
@@ -234,12 +213,8 @@ class JobStore(StoredJobs):
     ) -> bool:
         """Change columns of an unfinished job but its state; False if it does not exist or has ended.
 
-        Args:
-            job_id: which job.
-            now: the time of the change; None if it does not count as one.
-            waits_since_attempt: False, too, if it does not wait, or has had more attempts than that.
-            end: how it came to the state that it is in.
-            changes: other columns.
+        `now` is None if this does not count as a change. With `waits_since_attempt` False, too, if the job does not
+        wait, or has had more attempts than that. `end` tells how it came to the state that it is in.
         """
         only_waiting = waits_since_attempt is not None
         live = [str(state) for state in JobState if (state.waits if only_waiting else not state.is_final)]

@@ -75,20 +75,11 @@ class StoredJobs:
         array: str | None = None,
         one_per_array: bool = False,
     ) -> list[JobRow]:
-        """Jobs, newest first.
+        """Jobs, newest first: only those that meet each condition that is given.
 
-        Args:
-            states: only these.
-            engine: only its jobs.
-            owner: only those of the user of that name.
-            uid: only those of that user.
-            host: only those that run on that machine.
-            name: only runs of that name.
-            text: only those with this text in their run, owner, engine, or the reason why they wait or ended.
-            limit: at most so many.
-            before: only those with a smaller number; to page on from the last one.
-            array: only those of that array.
-            one_per_array: of each array only the newest of these jobs.
+        `text` is in their run, owner, engine, or the reason why they wait or ended. At most `limit` have a number
+        smaller than `before`, to page on from the last one. `one_per_array` leaves of each array only the newest of
+        these jobs.
         """
         query = sa.select(jobs).order_by(jobs.c.id.desc())
         if states is not None:

@@ -165,14 +165,8 @@ def try_out(
 ) -> Trial:
     """Measured memory and time of a few steps.
 
-    Args:
-        request: the model and its layout.
-        host: this machine; another one, or another torch, is measured anew.
-        cache: folder of earlier trials. Imports of a module's file, and variables, do not invalidate it.
-        environment: variables of the ranks.
-        again: try even if there was a trial.
-        python: interpreter of the ranks; Trainworks' own when None.
-        announce: receives a line before something is measured.
+    The arguments are those of `calibrate`, and `cache` is the folder of earlier trials. Imports of a module's file, and
+    variables, do not invalidate them.
 
     Raises:
         UsageError: the model, or the user's file, is at fault; with `file:line`.

@@ -26,11 +26,8 @@ def completions(decided: Fixed, *, layers: int, global_batch: int, can_offload: 
     """All layouts that agree with what is decided: micro-batches of 1 to 8 that divide a rank's share, every
     recomputation, and every number of chunks up to 8 that shares the blocks evenly.
 
-    Args:
-        decided: fields of `Layouts`, with `dp` and `pp` among them; those of the three above that it lacks are open.
-        layers: of the model.
-        global_batch: sequences per step.
-        can_offload: whether activations may be offloaded where neither that nor recomputation is decided.
+    `decided` has fields of `Layouts`, with `dp` and `pp` among them; those of the three above that it lacks are open.
+    With `can_offload` activations may be offloaded where neither that nor recomputation is decided.
     """
     per_rank, pp = max(1, global_batch // decided["dp"]), decided["pp"]
     sizes = [size for size in range(1, 9) if per_rank % size == 0]

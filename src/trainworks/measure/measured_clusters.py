@@ -73,11 +73,9 @@ def remarks_left_out(rows: Iterable[Row]) -> list[str]:
 def read_cluster(row: Row, *, num_accelerators: int) -> ClusterDescription:
     """Cluster of a row; missing parts are as in the accelerator's reference node.
 
-    A node with another number of accelerators than the reference node has interfaces in proportion.
-
-    Args:
-        row: with `gpu`, `gpus_per_node`, `intra_node_net` and `inter_node_net`, each possibly empty but the first.
-        num_accelerators: of the run; a last node that is not full makes all of them smaller.
+    A node with another number of accelerators than the reference node has interfaces in proportion. The row has `gpu`,
+    `gpus_per_node`, `intra_node_net` and `inter_node_net`, each possibly empty but the first. A last node that the
+    accelerators of the run do not fill makes all of them smaller.
 
     Raises:
         UsageError: an unknown accelerator, or one for which no node is known.

@@ -76,10 +76,7 @@ _CUTS = ("tp", "pp", "cp", "ep")
 def model_support(workload: Workload, packages: Mapping[str, str], *, python: str | None = None) -> ModelSupport:
     """The worker's answer, which is kept for each config and version of the libraries.
 
-    Args:
-        workload: of the run file.
-        packages: versions of the libraries of the ranks.
-        python: interpreter of the ranks; Trainworks' own when None.
+    `packages` are those of the ranks, whose interpreter is `python`; Trainworks' own when None.
 
     Raises:
         EnvironmentProblem: the config cannot be loaded.

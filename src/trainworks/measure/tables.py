@@ -37,9 +37,8 @@ class _FileRow(dict[str, str]):
 def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
     """All rows of a table; a row without an id is called by its line.
 
-    Args:
-        path: of a text table whose first line names the columns, in any order and any case.
-        columns: that are of use; others are kept, and one of these has to be there.
+    The first line of the text table names its columns, in any order and any case. Other `columns` than these are kept,
+    and one of these has to be there.
 
     Raises:
         UsageError: no such file, no text table, or none of the columns.

@@ -71,12 +71,9 @@ def ask(
 ) -> Any:
     """The worker's answer to `prepare` or `verify`, or of another of its modules: a mapping.
 
-    Args:
-        action: what to do.
-        request: with what, see `trainworks.worker.data.command`.
-        progress: called with bytes done and bytes in all.
-        module: of the worker, that talks as `data.command` does.
-        python: interpreter of the ranks; Trainworks' own when None.
+    `request` is as `trainworks.worker.data.command` reads it, and `module` one of the worker that talks as that does.
+    `progress` is called with bytes done and bytes in all. `python` is the interpreter of the ranks; Trainworks' own
+    when None.
 
     Raises:
         TrainworksError: the worker reports it.

@@ -108,10 +108,7 @@ def read_token(file: Path) -> str:
 class MetricsServer(ThreadingHTTPServer):
     """Answers GET /metrics; `serve_forever` works until `shutdown`.
 
-    Args:
-        render: the metrics as text; is called by several threads.
-        address: where to listen.
-        security: token and certificate.
+    Several threads call `render`, which makes the text of the metrics.
 
     Raises:
         PortInUseError: another program listens there.

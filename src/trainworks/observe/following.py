@@ -54,10 +54,6 @@ class SettledState:
     """State of a run in which a failure or a stop counts once it has lasted for three seconds.
 
     The supervisor writes FAILED, and its backend may then put the run back into the queue.
-
-    Args:
-        state: the state as written.
-        clock: for the three seconds.
     """
 
     def __init__(self, state: Callable[[], JobState], clock: Clock) -> None:
@@ -78,11 +74,6 @@ class SettledState:
 
 def follow(reporter: RunReporter, state: Callable[[], JobState], clock: Clock) -> bool:
     """Report a run until it ends or waits again, and repeat what fails, with growing pauses.
-
-    Args:
-        reporter: reports what is new.
-        state: of the run.
-        clock: for the pauses.
 
     Returns:
         True if everything was reported; False if the recipient was still down a minute after the end of the run.
@@ -113,17 +104,10 @@ def report_beside(
     clock: Clock,
     start: Callable[[Callable[[], JobState]], RunReporter],
 ) -> int:
-    """The whole life of a process that reports a run beside it.
+    """The whole life of a process that reports a run beside it; the exit code is 1 if something is left to report.
 
-    Returns:
-        The exit code: 1 if something is left to report.
-
-    Args:
-        run_dir: of the run.
-        name: of the recipient; one process at a time reports to it.
-        state: of the run, LOST if its supervisor is gone.
-        clock: for the pauses.
-        start: makes the reporter once it is this process's turn.
+    One process at a time reports to the recipient of that name: `start` makes the reporter once it is this one's turn.
+    `state` of the run is LOST if its supervisor is gone.
     """
     settled = SettledState(state, clock)
     stay_behind(settled, clock)

@@ -129,11 +129,7 @@ class _File:
     ) -> Iterator[LogLine]:
         """The new lines up to byte `end`; a line without its end waits for it, unless everything is wanted.
 
-        Args:
-            starts: offset and time of every start of the rank.
-            everything: also return a line without its end.
-            end: where to stop; the end of the file when None.
-            is_alone: whether no other log is read.
+        `starts` has offset and time of every start of the rank. `is_alone`: no other log is read.
         """
         waiting = [start for start in starts if start[0] >= self._offset]
         while block := self._block(end, everything=everything):
@@ -161,12 +157,8 @@ class _File:
 class RunLogs:
     """The logs of a run, also of ranks that start later.
 
-    Args:
-        run_dir: of the run.
-        rank: one rank only.
-        attempt: only the output of this start of each rank, counted from 1.
-        others: logs of node agents and of the supervisor to read, too.
-        with_ranks: whether the ranks' logs are read.
+    They are those of one `rank` only, or of one start of each rank: the first is `attempt` 1. `others` are logs of node
+    agents and of the supervisor to read, too; without `with_ranks` they are read alone.
     """
 
     def __init__(

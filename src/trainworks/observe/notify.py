@@ -14,7 +14,7 @@ from trainworks.config.notify import Notifications, Occasion, filled_in, public_
 from trainworks.config.run_file import RunFile
 from trainworks.config.spec import Spec
 from trainworks.errors import EnvironmentProblem
-from trainworks.jobs.state import CAUSES, JobState, parse_cause
+from trainworks.jobs.state import JobState, parse_cause
 from trainworks.observe.following import check_library, hide_secrets
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import Event
@@ -160,7 +160,7 @@ def _apply_state(box: Outbox, event: StateEvent, look: RunLook, options: Notific
 def cause_text(end: End) -> str:
     """Cause and message of a state."""
     cause = parse_cause(end.cause)
-    return ": ".join(part for part in (CAUSES[cause].words if cause else "", end.message or "") if part)
+    return ": ".join(part for part in (cause.words if cause else "", end.message or "") if part)
 
 
 def _finished(box: Outbox, look: RunLook) -> RunMessage:
@@ -263,12 +263,8 @@ class _Reasons(logging.Handler):
 def apprise_delivery(options: Notifications, environment: Mapping[str, str], secrets: Iterable[str]) -> Deliver:
     """A function that delivers a message to one URL of the options.
 
-    Neither the message nor an error contains a secret, or the value of a variable that a URL names.
-
-    Args:
-        options: those of the run file.
-        environment: variables of the URLs.
-        secrets: of the run.
+    Neither the message nor an error contains a secret, or the value of a variable that a URL names. `environment` has
+    the variables of the URLs.
 
     Raises:
         MissingExtraError: apprise is not installed.

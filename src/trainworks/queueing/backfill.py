@@ -51,11 +51,8 @@ def earliest_fit(
 ) -> tuple[float, _Nodes] | None:
     """Earliest end of running jobs after which a gang fits, with its nodes; None if it never does.
 
-    Args:
-        stays: what running jobs occupy.
-        end: latest end of a stay.
-        release: frees the nodes of a stay.
-        fit: nodes of the gang among the free ones; empty if it does not fit.
+    `stays` are what running jobs occupy, each to its latest `end`; `release` frees its nodes. `fit` tells the nodes of
+    the gang among the free ones; empty if it does not fit.
     """
     for ends_at, group in groupby(sorted(stays, key=end), key=end):
         for stay in group:

@@ -60,11 +60,8 @@ Rank = tuple[ShareUse, ...]
 def standings(shares: Mapping[str, float], use: Mapping[str, float]) -> dict[str, ShareUse]:
     """Use and share of every account among its siblings.
 
-    Use has nine decimals: readers that add the same amounts in another order see the same number.
-
-    Args:
-        shares: of each account, above 0.
-        use: decayed use of accounts, in one unit; none for an account that is left out.
+    Use has nine decimals: readers that add the same amounts in another order see the same number. Shares are above 0.
+    An account that the decayed use leaves out has none.
     """
     all_use, all_shares = math.fsum(use.get(name, 0.0) for name in shares), math.fsum(shares.values())
     return {
@@ -103,10 +100,7 @@ def ranks(
 ) -> dict[_Key, Rank]:
     """Rank of every user and team: its use and share among the teams, then in its team.
 
-    Args:
-        accounts: team and user of each key, or the user alone.
-        shares: of the teams; a user has one share.
-        use: decayed use of each key, in one unit.
+    `accounts` has team and user of each key, or the user alone, who has one share. `use` is decayed, in one unit.
     """
     siblings: dict[str, dict[str, float]] = {"": dict(shares)}
     used: dict[tuple[str, str], float] = {}

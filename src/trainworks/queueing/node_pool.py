@@ -90,11 +90,8 @@ class NodePool:
         """Latest start of a job if nothing else started, and its nodes then.
 
         If more nodes become free than the job needs, it gets the latest, and of those that are free now the ones that
-        `find` takes first: a short job starts on these, and backfill can use the others.
-
-        Args:
-            need: of the job, which does not fit now and would fit into an empty pool.
-            ends: end, nodes and accelerators per node of every running job.
+        `find` takes first: a short job starts on these, and backfill can use the others. The job does not fit now, and
+        would fit into an empty pool. `ends` has end, nodes and accelerators per node of every running job.
         """
         count, each = need
         free = dict(self.free)

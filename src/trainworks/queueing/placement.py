@@ -114,13 +114,8 @@ class NodeIndex:
 def place(
     gang: Gang, free: Sequence[Amounts], *, most: int | None = None, fullest_by: Sequence[Amounts] | None = None
 ) -> list[int]:
-    """Nodes of a gang among the free amounts; none if it does not fit.
-
-    Args:
-        gang: what to place.
-        free: amounts of each node.
-        most: nodes to take at most; by default those of the gang.
-        fullest_by: amounts that order nodes by fullness; by default `free`.
+    """Nodes of a gang among the free amounts of each node, at most `most`; none if it does not fit. Nodes are ordered
+    by how full they are, by `fullest_by` instead of `free` where it is given.
     """
     order = free if fullest_by is None else fullest_by
     cores, accelerators, memory = gang.need

@@ -196,11 +196,9 @@ def keep_code(
 ) -> ResolvedRun:
     """Copy the working directory of a run into its run directory, and let the run start in the copy.
 
-    Args:
-        resolved: the run.
-        run_dir: its run directory, which is itself never copied.
-        notify: receives a warning that names the files left out because they are named like secrets.
-        first: run directory of the first job of the same array. Its copy is linked while no job has changed the files.
+    The run directory is itself never copied. `notify` receives a warning that names the files left out because they are
+    named like secrets. `first` is the run directory of the first job of the same array: its copy is linked while no job
+    has changed the files.
 
     Raises:
         UsageError: the files are too large, or one of them cannot be copied.

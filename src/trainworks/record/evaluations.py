@@ -67,10 +67,7 @@ def evaluated_steps(steps: Steps, metric: Metric) -> list[EvaluatedStep]:
 def read_evaluations(run_dir: RunDir, metric: Metric, *, until_step: int | None = None) -> list[EvaluatedStep]:
     """The evaluations of a run that led to its weights; those that a restart or rollback undid do not count.
 
-    Args:
-        run_dir: of the run.
-        metric: that decides.
-        until_step: leave out what came later: the step of the checkpoint that the run continues from.
+    What came after `until_step`, the step of the checkpoint that the run continues from, is left out.
     """
     return evaluated_steps(_effective(run_dir, until_step), metric)
 

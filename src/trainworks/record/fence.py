@@ -18,9 +18,7 @@ from trainworks.record.events.log import Event, read_events_from
 class AttemptFence:
     """Tells an attempt of the ranks whether a later start has taken the run over.
 
-    Args:
-        events_file: of the run.
-        own: fields of this attempt's event that no other attempt has, together.
+    `own` are fields of this attempt's event that no other attempt has, together.
     """
 
     def __init__(self, events_file: Path, **own: Any) -> None:
@@ -51,12 +49,8 @@ class AttemptFence:
 
 
 def agent_is_superseded(since: Sequence[Event], node: int, writer: int) -> bool:
-    """True if another launch, or another agent of the same node, has started since.
-
-    Args:
-        since: events after this agent started its ranks.
-        node: index of the node.
-        writer: process id of this agent.
+    """True if another launch, or another agent of the same node, has started `since` this agent, whose process id is
+    `writer`, started its ranks.
     """
     return any(
         event["kind"] == "submitted"

@@ -96,12 +96,9 @@ def read_history(
 ) -> History:
     """The history of a run as its record has it now.
 
-    Args:
-        run_dir: of the run.
-        created_at: of the resolved run.
-        now: the end of a run that is still going.
-        state: as seen from outside, where the record cannot know it: `LOST` ends a run with its last sign of life.
-        metrics: where they were read already; a million steps take seconds.
+    `now` is the end of a run that is still going. `state` is as seen from outside, where the record cannot know it:
+    `LOST` ends a run with its last sign of life. `metrics` are given where they were read already; a million steps take
+    seconds.
     """
     status = run_dir.read_status()
     status = status.model_copy(update={"state": state}) if state else status
@@ -115,12 +112,8 @@ def build_history(
 ) -> History:
     """Divide the record into launches and tell lost steps from effective ones.
 
-    Args:
-        events: as written; a run without `submitted` counts as launched at `created_at`.
-        metrics: as read so far.
-        created_at: of the resolved run, seconds since the epoch.
-        status: ends a run whose supervisor left no final event.
-        now: the end of a run that is still going.
+    A run without `submitted` counts as launched at `created_at`. The status ends a run whose supervisor left no final
+    event, and `now` one that is still going.
     """
     events, steps = _with_attempts(events), metrics.steps()
     lost, done_at = steps.is_lost(returns_of(events)), steps["t"]

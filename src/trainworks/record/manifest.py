@@ -71,9 +71,7 @@ class Damage:
 def check_tokenization(manifest: Manifest, now: str | None) -> None:
     """Check that data are tokenized and rendered as those of a checkpoint were.
 
-    Args:
-        manifest: of the checkpoint.
-        now: fingerprint of the tokenizer and the chat template of the data; None if they have none.
+    `now` is the fingerprint of the tokenizer and the chat template of the data; None if they have none.
 
     Raises:
         EnvironmentProblem: they are not.

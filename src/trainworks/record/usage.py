@@ -46,9 +46,7 @@ class NodeUsage(Spec):
 def others_share(now: Mapping[int, NodeUsage], before: Mapping[int, NodeUsage]) -> float | None:
     """Share of the cores' time, 0 to 1, that programs outside of the run used on the busiest node; None if unknown.
 
-    Args:
-        now: usage by node.
-        before: earlier versions, to leave out the time until then; those of other agents do not matter.
+    Usage is by node. The time until `before` is left out; that of other agents does not matter.
     """
     spent = {node: _difference(usage, before.get(node)) for node, usage in now.items()}
     of_host: dict[str, float] = defaultdict(float)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from trainworks.host.users import this_host
 from trainworks.jobs.job_row import Attempt, JobRow
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_cause
+from trainworks.jobs.state import Cause, JobState, parse_cause
 from trainworks.record.run_dir import RunDir
 from trainworks.report.rendering.document import (
     Block,
@@ -56,12 +56,9 @@ def list_document(
 ) -> Document:
     """A row per job; with an owner if jobs of several users or machines are listed, and a team or cost where known.
 
-    Args:
-        jobs: in the order to list them.
-        now: the time, in seconds since the epoch.
-        address: of a run's page, with `{}` for the number of its job; without links by default.
-        arrays: jobs by state of each array whose jobs share the line of the one that is listed.
-        costs: so far in USD, of each job that has a price; that of a line of an array is the sum of its jobs.
+    `address` is that of a run's page, with `{}` for the number of its job; without links by default. `arrays` counts
+    the jobs by state of each array whose jobs share the line of the one that is listed. `costs` are so far, in USD, of
+    each job that has a price; that of a line of an array is the sum of its jobs.
     """
     of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
     teams = [job.team for job in jobs]
@@ -155,13 +152,8 @@ def detail_document(
 ) -> Document:
     """Request, state, cause and attempts of one job.
 
-    Args:
-        job: the job.
-        attempts: its attempts, in order.
-        price: of an accelerator hour in USD, if its run file has one.
-        code: the copy of its code, if it runs in one.
-        failure: lines about its first failure.
-        now: the time, in seconds since the epoch.
+    `price` is that of an accelerator hour in USD, if the run file has one. `code` is the copy of its code, if it runs
+    in one. `failure` has lines about its first failure.
     """
     kept = {"code": _code(code)} if code else {}
     blocks: list[Block] = [Facts.from_mapping(_facts(job, now) | kept | _held(job, attempts, price, now))]
@@ -200,7 +192,7 @@ def _facts(job: JobRow, now: float) -> dict[str, str]:
         facts["runs on"] = _nodes(job)
     end = job.end
     if end.cause:
-        facts["cause"] = f"{end.cause}: {CAUSES[parse_cause(end.cause) or Cause.UNKNOWN].words}"
+        facts["cause"] = f"{end.cause}: {(parse_cause(end.cause) or Cause.UNKNOWN).words}"
     return facts | ({"message": end.message} if end.message else {}) | ({"hint": end.hint} if end.hint else {})
 
 

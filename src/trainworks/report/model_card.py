@@ -40,13 +40,8 @@ def model_card(
 ) -> str:
     """Text of the card of the checkpoint of a step.
 
-    Args:
-        report: of the run.
-        resolved: the resolved run.
-        step: of the checkpoint.
-        held_out: the evaluation after that step; None without one.
-        dtype: number format of the weights.
-        merged: whether an adapter is in the weights.
+    `held_out` is the evaluation after that step, `dtype` the number format of the weights. `merged`: an adapter is in
+    them.
     """
     workload = resolved.run_file.workload
     assert workload is not None

@@ -40,13 +40,7 @@ class ReviewOptions:
 def check_paths(
     paths: Sequence[Path], rules: Sequence[ReviewRule], options: ReviewOptions, *, fix: bool = False
 ) -> ReviewReport:
-    """Findings of files, and of the files in folders that a rule reads.
-
-    Args:
-        paths: files and folders.
-        rules: to apply.
-        options: what to leave out.
-        fix: write safe corrections into the files.
+    """Findings of files, and of the files in folders that a rule reads; `fix` writes safe corrections into the files.
 
     Raises:
         UsageError: a path does not exist.
@@ -75,11 +69,8 @@ def check_paths(
 def check_text(text: str, rules: Sequence[ReviewRule], *, name: str, folder: Path | None = None) -> list[Finding]:
     """Findings of one text, in the order of their places.
 
-    Args:
-        text: contents of the file.
-        rules: to apply.
-        name: path that findings show; it says what kind of file it is.
-        folder: where files that the text names are looked for.
+    `name` is the path that findings show, and says what kind of file it is. Files that the text names are looked for in
+    `folder`.
     """
     return check_file(ReviewedFile(name, text, folder=folder), rules)
 
@@ -102,11 +93,8 @@ def check_file(file: ReviewedFile, rules: Sequence[ReviewRule]) -> list[Finding]
 def check_launch(text: str, rules: Sequence[ReviewRule], *, name: str, folder: Path) -> ReviewReport:
     """Findings of what is about to start, and of the scripts that it names, and that these name.
 
-    Args:
-        text: a run file, a batch script, or shell code.
-        rules: to apply.
-        name: path that findings show.
-        folder: working folder of its commands.
+    The text is a run file, a batch script, or shell code; `name` is the path that findings show, and `folder` the
+    working folder of its commands.
     """
     waiting = [ReviewedFile(name, text, folder=folder)]
     seen: set[Path] = set()

@@ -53,11 +53,8 @@ def kind_of(path: Path) -> Kind | None:
 class ReviewedFile:
     """A file, parsed as far as the rules ask for it.
 
-    Args:
-        name: path as findings show it.
-        text: contents.
-        kind: what it is; by its first line, else text, if its name does not say so.
-        folder: where files that it names are looked for; None without one.
+    `name` is the path as findings show it. The kind is that of the name, else of the first line, else text. Files that
+    it names are looked for in `folder`.
     """
 
     def __init__(self, name: str, text: str, kind: Kind | None = None, folder: Path | None = None) -> None:

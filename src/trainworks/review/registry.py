@@ -33,9 +33,7 @@ RULES: Mapping[str, ReviewRule] = {rule.id: rule for rule in sorted(_FOUND, key=
 def selected_rules(select: Sequence[str], ignore: Sequence[str]) -> tuple[ReviewRule, ...]:
     """Rules whose id begins with one of `select` and with none of `ignore`; of two, the longer decides.
 
-    Args:
-        select: ids or their starts, such as `TW2`; empty for all rules.
-        ignore: likewise.
+    Both have ids or their starts, such as `TW2`; without `select` it is all rules.
 
     Raises:
         ArgumentError: no rule begins with one of them.

@@ -76,12 +76,6 @@ class Allowed:
 def allowed_releases(software: Software, name: str, text: str, folder: Path | None) -> tuple[Allowed, ...]:
     """Releases that a file is used with: by its own text, else by files beside it, else by those of folders above.
 
-    Args:
-        software: that is looked for.
-        name: path of the file.
-        text: its contents.
-        folder: where the file is; None if it is nowhere.
-
     Returns:
         The exact pins of the nearest place that has any, else its ranges; empty if none is found.
     """

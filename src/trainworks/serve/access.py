@@ -82,11 +82,8 @@ class Access(_Strict):
         return self
 
     def visitor(self, token: str, user: str | None) -> Visitor | None:
-        """The visitor with a token; None without access.
-
-        Args:
-            token: of the request.
-            user: value of the proxy's header; ignored unless the token is that of the proxy.
+        """The visitor with the token of a request; None without access. The `user` in the proxy's header is ignored
+        unless the token is that of the proxy.
         """
         given = token.encode("utf-8", "replace")
         if self.proxy is not None and hmac.compare_digest(given, self.proxy.token.encode()):

@@ -41,13 +41,8 @@ _STATUS: dict[type[errors.TrainworksError], int] = {
 
 
 def create_app(site: Site, access: Access, *, port: int, is_encrypted: bool) -> FastAPI:
-    """The application.
-
-    Args:
-        site: the use cases.
-        access: who may do what.
-        port: on which it is served; names the cookie.
-        is_encrypted: whether browsers connect by TLS.
+    """The application for the use cases of `site`; the cookie has `port` in its name. `is_encrypted`: browsers connect
+    by TLS.
     """
     app = FastAPI(
         title="Trainworks",

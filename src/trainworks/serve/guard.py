@@ -33,12 +33,8 @@ class _TooLargeError(Exception):
 class RequestGuard:
     """ASGI middleware; `request.state.visitor` is the visitor afterwards.
 
-    Args:
-        app: what is guarded.
-        access: who may do what.
-        cookie: name of the cookie with the token; ports of a host share cookies, so it has the port in it.
-        is_encrypted: whether browsers connect by TLS.
-        refuse: makes the answer to a request without a valid token.
+    `cookie` is the name of the one with the token; ports of a host share cookies, so it has the port in it.
+    `is_encrypted`: browsers connect by TLS. `refuse` makes the answer to a request without a valid token.
     """
 
     def __init__(

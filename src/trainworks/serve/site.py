@@ -37,13 +37,8 @@ class Shared:
     def get(self, key: Hashable, compute: Callable[[], T], *, stamp: object = None, age_s: float = 1.0) -> T:
         """The answer of this key, computed again if its stamp differs or, without stamps, if it is too old.
 
-        While one visitor waits for a computation that age alone asks for, others get the answer of before.
-
-        Args:
-            key: of the answer.
-            compute: makes it.
-            stamp: state of what the answer is about; None if only time tells.
-            age_s: age up to which an answer without a stamp is valid.
+        While one visitor waits for a computation that age alone asks for, others get the answer of before. `stamp` is
+        the state of what the answer is about. Without one the answer is valid up to `age_s`.
         """
         with self._lock:
             answer = self._answers.setdefault(key, _Answer())
@@ -79,11 +74,8 @@ class MachineState:
 
 
 class Site:
-    """The use cases behind a server.
-
-    Args:
-        folder: of runs that were started without a queue.
-        submit_to: folder for runs that are submitted here, instead of that of their run file.
+    """The use cases behind a server, for the `folder` of runs that were started without a queue. Runs that are
+    submitted here go to `submit_to`, instead of the folder of their run file.
     """
 
     def __init__(self, folder: Path, submit_to: Path | None = None) -> None:

@@ -26,14 +26,10 @@ def serve(
 ) -> None:
     """Serve pages and the REST API until a signal ends the process.
 
-    Args:
-        runs: folder of runs that were started without a queue.
-        submit_to: folder for runs that are submitted here, instead of that of their run file.
-        listen: `HOST:PORT`; port 0 takes a free one.
-        access: file of tokens and roles; None makes one token, which the announced address contains.
-        certificate: for TLS, as PEM.
-        key: of the certificate.
-        announce: receives the address.
+    Runs in the folder `runs` were started without a queue; those that are submitted here go to `submit_to`, instead of
+    the folder of their run file. It listens on `HOST:PORT`, where port 0 takes a free one. `access` is a file of tokens
+    and roles; without it there is one token, which the announced address contains. The certificate, for TLS, and its
+    key are PEM files.
 
     Raises:
         ArgumentError: other machines could connect without an access file, or it is invalid.

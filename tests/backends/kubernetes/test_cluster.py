@@ -16,7 +16,7 @@ from trainworks.backends.kubernetes.client import KubernetesRefusedError
 from trainworks.config.engines import Toleration
 from trainworks.errors import UnreachableError, UsageError
 from trainworks.jobs.state import Cause, JobState
-from trainworks.recover.repair_policy import RepairPolicy
+from trainworks.recover.repairs import RepairPolicy
 
 pytestmark = pytest.mark.kubernetes
 

@@ -16,7 +16,7 @@ import trainworks
 from tests.backends.slurm_cluster import Cluster
 from tests.fakes import SMALL_WORKLOAD
 from trainworks.api.bench import accept_cluster
-from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict
+from trainworks.deploy.verification import ClusterVerification, NodeVerdict
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 

@@ -52,11 +52,8 @@ def alias_of(run_id: str) -> str:
 
 
 def access_of(run: Run, identity: Path | None = None) -> DevAccess | None:
-    """How to reach the environment now; None while it does not answer yet.
-
-    Args:
-        run: the run.
-        identity: private key to log in with; ssh chooses when None.
+    """How to reach the environment now, by the private key `identity` or one that ssh chooses; None while it does not
+    answer yet.
     """
     server = _server_of(run)
     if server is None:
@@ -82,14 +79,10 @@ def _jump(cluster: Cluster) -> str | None:
 def ssh_config(
     run_id: str, server: DevServer, known_hosts: Path, *, identity: Path | None = None, jump: str | None = None
 ) -> str:
-    """A `Host` block that ssh and VS Code read; it accepts the pinned host key alone.
+    """A `Host` block that ssh and VS Code read; it accepts the pinned host key alone, which is in the file
+    `known_hosts`.
 
-    Args:
-        run_id: id of the run.
-        server: the ssh server.
-        known_hosts: file with its host key.
-        identity: private key; ssh chooses when None.
-        jump: login node before the cluster, as ssh names it.
+    Without an `identity`, a private key, ssh chooses. `jump` is the login node before the cluster, as ssh names it.
 
     Examples:
         >>> node = {"host": "n1", "address": "10.0.0.1", "port": 2201, "user": "ada"}

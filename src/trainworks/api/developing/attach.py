@@ -25,11 +25,6 @@ def run_in_job(run: Run, command: Sequence[str], *, node: int = 0) -> int:
 
     It has the input and output of this process, a terminal if they are one, and ends with the job at the latest.
 
-    Args:
-        run: the run.
-        command: argument vector.
-        node: index of the node.
-
     Raises:
         UsageError: the run is not running, has no such node, or its backend cannot do this.
         EnvironmentProblem: a program of the backend is not installed here.
@@ -42,12 +37,8 @@ def forward_port(
 ) -> int:
     """Forward connections to a port of this machine's loopback to a port of a node's loopback, until the run ends.
 
-    Args:
-        run: the run.
-        port: TCP port on the node.
-        local_port: TCP port here; the same number when None, a free one when 0.
-        node: index of the node.
-        on_ready: receives the port here; it accepts connections now, or when the backend's own program says so.
+    `local_port` is the same number when None, and a free one when 0; `on_ready` receives it. It accepts connections
+    then, or when the backend's own program says so.
 
     Returns:
         0 after the end of the run; the exit code of the backend's own program.

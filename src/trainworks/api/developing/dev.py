@@ -155,11 +155,8 @@ def dev_access(
 ) -> DevAccess:
     """Wait until a development environment answers; how to reach it.
 
-    Args:
-        run: what `dev` returned.
-        identity: private key to log in with; ssh chooses when None.
-        on_state: called with every new state of the job.
-        clock: of this machine.
+    `identity` is the private key to log in with; ssh chooses when None. `on_state` is called with every new state of
+    the job.
 
     Raises:
         RunFailedError: the job has failed; the message says why.
@@ -185,10 +182,8 @@ def dev_access(
 
 
 def public_keys(key: Path | None = None) -> tuple[list[str], Path | None]:
-    """Public keys that may log in, and the private key to use.
-
-    Args:
-        key: public or private key; when None all `~/.ssh/id_*.pub`, and ssh chooses.
+    """Public keys that may log in, and the private key to use: by one of the two, or all `~/.ssh/id_*.pub` when None,
+    where ssh chooses.
 
     Raises:
         ArgumentError: no key there.

@@ -49,15 +49,9 @@ _FRESH_S = 1.0
 class NodeMetrics:
     """The metrics of this node; one collector that fails leaves the others their values.
 
-    Args:
-        collectors: names out of `COLLECTORS`.
-        folder: of runs.
-        cluster: whose queue, and whose users' runs, are collected; this machine's job store when None.
-        clock: says when an answer is old.
-        nvml: the module pynvml, or an object with its functions.
-        root: of the file system that has the network ports and AMD's GPUs.
-        check: runs the health checks.
-        notify: receives the reason when a collector begins to fail.
+    `collectors` are names out of `COLLECTORS`. Collected are the queue of `cluster`, and its users' runs; this
+    machine's job store when None. `root` is that of the file system that has the network ports and AMD's GPUs. `check`
+    runs the health checks, and `notify` receives the reason when a collector begins to fail.
 
     Raises:
         ArgumentError: no such collector.
@@ -204,12 +198,8 @@ def metrics_server(
 ) -> exporter.MetricsServer:
     """A server that answers GET /metrics.
 
-    Args:
-        metrics: what it answers.
-        listen: `HOST:PORT`; port 0 takes a free one.
-        token_file: file with the token that every request must have.
-        tls_cert: PEM file of the certificate.
-        tls_key: PEM file of its key, if that is another file.
+    It listens on `HOST:PORT`; port 0 takes a free one. Every request must have the token in `token_file`. The
+    certificate is a PEM file, and so is its key, if that is another file.
 
     Raises:
         ArgumentError: other machines could connect without a token, or a file is not as it must be.

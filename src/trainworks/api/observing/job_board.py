@@ -70,9 +70,7 @@ class JobsFound:
 class JobBoard:
     """The job store, open for as long as there are readers.
 
-    Args:
-        clock: says when the backends are polled again.
-        notify: receives warnings of backends that do not answer.
+    `notify` receives warnings of backends that do not answer.
     """
 
     def __init__(self, clock: Clock | None = None, notify: Notify = warn) -> None:
@@ -148,9 +146,8 @@ class JobBoard:
 def usage(by: UsageKey | None = None, *, notify: Notify = warn) -> Usage:
     """What the jobs of the store held and cost: accelerator and core hours, and USD where run files give a price.
 
-    Args:
-        by: `month` (UTC) in which it was held, `user` or `team`; all three when None.
-        notify: receives warnings of backends that do not answer.
+    `by` is the month (UTC) in which it was held, the user or the team; all three when None. `notify` receives warnings
+    of backends that do not answer.
 
     Examples:
         >>> import trainworks
@@ -165,12 +162,8 @@ def usage(by: UsageKey | None = None, *, notify: Notify = warn) -> Usage:
 
 
 def summed(attempts: Iterable[BilledAttempt], by: Sequence[UsageKey], now: float) -> Usage:
-    """Sums over attempts: time counts in the month (UTC) in which it was held, and a job in that of its first start.
-
-    Args:
-        attempts: of jobs; those that have not ended hold their nodes until `now`.
-        by: what has a row of its own.
-        now: the time.
+    """Sums over attempts, one for each value of `by`: time counts in the month (UTC) in which it was held, up to `now`,
+    and a job in that of its first start.
     """
     sums: dict[tuple[str, str, str], HeldTime] = {}
     for attempt in attempts:
@@ -211,10 +204,7 @@ def array_states(listed: Sequence[Job]) -> dict[str, dict[JobState, int]]:
 def costs_so_far(listed: Sequence[Job], now: float, arrays: Collection[str] = ()) -> dict[int, float]:
     """Cost of each of these jobs whose run file gives a price, in USD, by number of the job.
 
-    Args:
-        listed: the jobs.
-        now: the time, in seconds since the epoch.
-        arrays: of these, the job that is listed stands for all jobs: its cost is their sum.
+    A job that is listed stands for all jobs of its array, if that is among `arrays`: its cost is their sum.
     """
     if not any(job.row.cluster and "usd_per_accelerator_hour" in job.row.cluster for job in listed):
         return {}

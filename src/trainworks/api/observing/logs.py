@@ -160,14 +160,8 @@ def log_names(run_dir: RunDir) -> list[str]:
 def last_lines(run_dir: RunDir, log: str, *, text: str = "", level: str = "", limit: int = 500) -> LogPart:
     """The last lines of a log, or the last ones that meet conditions.
 
-    Links are not followed: a run directory of another user could name any file of the reader.
-
-    Args:
-        run_dir: of the run.
-        log: a name out of `log_names`.
-        text: only lines with it, in any case.
-        level: only lines of this level or above.
-        limit: most lines.
+    Links are not followed: a run directory of another user could name any file of the reader. `log` is a name out of
+    `log_names`. Lines have the text in any case, and the level or one above.
 
     Raises:
         UnknownRunError: no such log.

@@ -16,10 +16,9 @@ from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.host.users import this_host
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.monitoring import prometheus
-from trainworks.observe.monitoring.alerts import ALERTS
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
 from trainworks.observe.monitoring.prometheus import MonitoringSetup
-from trainworks.observe.monitoring.rules import alert_rules, alert_tests, dcgm_counters, recording_rules
+from trainworks.observe.monitoring.rules import ALERTS, alert_rules, alert_tests, dcgm_counters, recording_rules
 from trainworks.observe.monitoring.zabbix import IN_ZABBIX, zabbix_template
 
 __all__ = [
@@ -35,9 +34,7 @@ __all__ = [
 def render_monitoring(setup: MonitoringSetup, *, notify: Notify = warn) -> dict[str, str]:
     """Text of every file by its name; paths in them are relative to their folder.
 
-    Args:
-        setup: what differs from site to site.
-        notify: receives a warning if the token would travel unencrypted.
+    `notify` receives a warning if the token would travel unencrypted.
 
     Raises:
         ArgumentError: a webhook or `docs` is not an HTTP address, or a team has no plain name.
@@ -104,11 +101,8 @@ def monitored_nodes(cluster: str | None = None, *, notify: Notify = warn) -> dic
     """Target files of the nodes of a cluster, by name.
 
     Those of this machine have the address where the exporter listens by default. Those of a cluster have the names of
-    its nodes, where Prometheus reaches an exporter that listens beyond loopback.
-
-    Args:
-        cluster: this machine when None; else a backend such as `slurm`, or a run file.
-        notify: receives how exporters of other nodes have to listen.
+    its nodes, where Prometheus reaches an exporter that listens beyond loopback. `cluster` is this machine when None,
+    else a backend such as `slurm`, or a run file. `notify` receives how exporters of other nodes have to listen.
 
     Raises:
         UsageError: no such backend.
@@ -135,15 +129,9 @@ def follow_nodes(
 ) -> None:
     """Keep the target files of a folder up to date; does not return.
 
-    A file is replaced in one step, and only when its content changes. While the backend does not answer, the last
-    files stay: nodes that Prometheus forgot could not be reported as down.
-
-    Args:
-        folder: of the files.
-        cluster: as for `monitored_nodes`.
-        every_s: time between two looks.
-        clock: waits.
-        notify: receives a warning when the backend stops answering.
+    A file is replaced in one step, and only when its content changes. While the backend does not answer, the last files
+    stay: nodes that Prometheus forgot could not be reported as down. `cluster` is as for `monitored_nodes`. `notify`
+    receives a warning when the backend stops answering.
 
     Raises:
         UsageError: no such backend.

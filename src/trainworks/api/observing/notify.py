@@ -35,12 +35,7 @@ _NAME = "notify"
 class Messenger:
     """Sends the messages that the record of a run gives reason for.
 
-    Args:
-        run_dir: of the run.
-        options: those of the run file.
-        deliver: delivers one message to one recipient.
-        state: of the run, LOST if its supervisor is gone.
-        clock: for the forecast.
+    `deliver` delivers one message to one recipient. `state` of the run is LOST if its supervisor is gone.
     """
 
     def __init__(

@@ -32,11 +32,7 @@ _REPORT_SHARE = 1 / 20
 
 
 class RunView:
-    """One run, as pages show it.
-
-    Args:
-        run: the run.
-    """
+    """One run, as pages show it."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -104,11 +100,8 @@ class RunView:
     def metrics(self, names: tuple[str, ...], *, points: int, first: int, last: int | None) -> dict[str, list[float]]:
         """Columns of the steps that count, thinned so that the first of them keeps its spikes.
 
-        Args:
-            names: of columns; `step` comes first anyway.
-            points: most values per column.
-            first: first step.
-            last: last step; the newest when None.
+        Of the columns, `step` comes first anyway. Each has at most so many points. The last step is the newest when
+        None.
         """
         with self._lock:
             steps, returns = self.all_metrics().steps(), returns_of(self.events())
@@ -127,11 +120,8 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 class RunViews:
-    """Views of the runs that were looked at last.
-
-    Args:
-        folder: of runs that were started without a queue.
-        board: knows the directories of submitted runs.
+    """Views of the runs that were looked at last, of those in a folder that were started without a queue, and of
+    submitted ones.
     """
 
     def __init__(self, folder: Path, board: JobBoard) -> None:

@@ -22,9 +22,6 @@ _ALL = 1_000_000
 def top(folder: Path | str = "runs") -> Overview:
     """The runs of a folder that wait or run, the nodes of this machine's queue, and the machine itself, as of now.
 
-    Args:
-        folder: folder of all runs.
-
     >>> import tempfile
     >>> top(tempfile.mkdtemp()).runs
     ()
@@ -33,11 +30,7 @@ def top(folder: Path | str = "runs") -> Overview:
 
 
 class LiveRuns:
-    """Follows the runs of a folder; each look reads what their records have gained.
-
-    Args:
-        folder: folder of all runs.
-    """
+    """Follows the runs of a folder; each look reads what their records have gained."""
 
     def __init__(self, folder: Path | str = "runs") -> None:
         self._watcher = RunWatcher(Path(folder), tuple, SystemClock(), with_waiting=True, keep_s=0.0, most_runs=_ALL)

@@ -28,12 +28,7 @@ _MOST_TIME_FOR_LEDGER = 1 / 400
 
 
 class WatchedRun:
-    """One run. The ledger needs its whole record, and is made again less often.
-
-    Args:
-        run_dir: of the run.
-        clock: for the time since the last ledger.
-    """
+    """One run. The ledger needs its whole record, and is made again less often."""
 
     def __init__(self, run_dir: RunDir, clock: Clock) -> None:
         self.run_dir = run_dir
@@ -59,11 +54,7 @@ class WatchedRun:
         return progress
 
     def facts(self, label: str, *, ledger_share: float = _MOST_TIME_FOR_LEDGER) -> RunSnapshot:
-        """The run as metrics show it.
-
-        Args:
-            label: its name in the metrics.
-            ledger_share: share of the time that reading its whole record may take.
+        """The run as metrics show it under a label. Reading its whole record may take `ledger_share` of the time.
 
         Raises:
             EnvironmentProblem: the resolved run is missing or was written by another format.
@@ -138,13 +129,8 @@ class WatchedRun:
 class RunWatcher:
     """Finds the runs to look at: those that hold nodes, and those that ended a short time ago.
 
-    Args:
-        folder: of runs.
-        submitted: returns run directories of unfinished jobs elsewhere.
-        clock: says when a run has ended long ago.
-        with_waiting: whether runs that wait in a queue count, too.
-        keep_s: time for which an ended run stays, so that its end is seen.
-        most_runs: largest number of runs; the newest count.
+    `submitted` returns run directories of unfinished jobs elsewhere. Runs that wait in a queue count, too, if
+    `with_waiting`. An ended run stays for `keep_s`, so that its end is seen. Of more than `most_runs` the newest count.
     """
 
     def __init__(

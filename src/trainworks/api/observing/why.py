@@ -60,12 +60,7 @@ def why(run: Run | str | None = None, *, folder: Path | str = "runs") -> Diagnos
 
 
 def diagnosis_of(found: Run, metrics: MetricColumns | None = None) -> Diagnosis:
-    """The diagnosis of a run, which may still be going.
-
-    Args:
-        found: the run.
-        metrics: of the run, where they were read already.
-    """
+    """The diagnosis of a run, which may still be going."""
     resolved, run_dir, state = found.resolved, found.run_dir, found.state
     history = read_history(run_dir, created_at=resolved.created_at, now=time.time(), state=str(state), metrics=metrics)
     anchor = read_anchor(run_dir.anchor_file)
@@ -121,11 +116,7 @@ def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
     """Every cause of lost time in the record of a run, the costliest first.
 
     What a run pays once, its first start, does not count for the order: in a short run it would hide every cause that
-    lasts.
-
-    Args:
-        facts: of the run.
-        state: of the run, for the heading.
+    lasts. `state` of the run is for the heading.
     """
     found = [
         cause for judge in (*SLOW_STEP_CAUSES, *STOP_CAUSES) if (cause := judge(facts)) is not None and cause.lost_s > 0
@@ -186,12 +177,8 @@ def profile(run_dir: RunDir, request: ProfileRequest) -> Callable[[], Path]:
 
 
 def profile_request(run_dir: RunDir, steps: str, ranks: str = "0") -> ProfileRequest:
-    """Check a request to profile steps of a live run.
-
-    Args:
-        run_dir: directory of the run.
-        steps: first and last step, such as `20:25`.
-        ranks: ranks to record, such as `0,1`.
+    """Check a request to profile the first to the last of these steps, such as `20:25`, on ranks such as `0,1` of a
+    live run.
 
     Raises:
         UsageError: the run cannot record these steps on these ranks.

@@ -33,12 +33,10 @@ from trainworks.measure.drill.drill_fault import (
     ordered,
 )
 from trainworks.measure.drill.drill_report import DrillReport, Soak, soak_goodput
-from trainworks.measure.drill.drilled_run import DrilledRun
+from trainworks.measure.drill.drilled_run import DrilledRun, DrillPlace, OnThisMachine
 from trainworks.measure.drill.failing_store import FailingStore
-from trainworks.measure.drill.injection import Namespace, SmallDisk
 from trainworks.measure.drill.outcome import FaultOutcome, check_record
-from trainworks.measure.drill.place import DrillPlace, OnThisMachine
-from trainworks.measure.drill.scenario import FaultScenario
+from trainworks.measure.drill.scenario import FaultScenario, Namespace, SmallDisk
 from trainworks.record.events.log import of_kind
 from trainworks.record.events.training import CheckpointCopiedEvent
 from trainworks.record.manifest import complete_checkpoints

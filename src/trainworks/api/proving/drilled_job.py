@@ -30,10 +30,6 @@ class DrilledJob:
     """A run on the nodes of a cluster that share its directory with this machine.
 
     Its processes are hit by a command that enters the job, beside the ranks.
-
-    Args:
-        backend: of the job.
-        clock: of this machine.
     """
 
     is_here = False

@@ -16,9 +16,8 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.jobs.described_nodes import described_cluster
 from trainworks.measure.health.expectation import Expectation, expectation_of
-from trainworks.measure.health.fleet import FleetHealth, read_fleet
 from trainworks.measure.health.node import NodeView, Unreadable
-from trainworks.measure.health.node_health import NodeHealth, check_node
+from trainworks.measure.health.node_health import FleetHealth, NodeHealth, check_node, read_fleet
 from trainworks.recover.node_history import NodeHistory
 
 if TYPE_CHECKING:
@@ -123,11 +122,8 @@ def drain_unhealthy(result: NodeHealth, reason: str, slurm: SlurmClient | None =
 
 
 def drain_failing(fleet: FleetHealth, cluster: str) -> list[str]:
-    """Drain the nodes of a fleet on which a check failed; running jobs continue, and none starts there.
-
-    Args:
-        fleet: reports of the nodes.
-        cluster: where they are: a name such as `slurm`, or a run file.
+    """Drain the nodes of a fleet on which a check failed; running jobs continue, and none starts there. The cluster has
+    a name such as `slurm`, or a run file.
 
     Returns:
         Nodes that were drained now; a node that takes no jobs already keeps its reason.

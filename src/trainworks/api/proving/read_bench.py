@@ -53,10 +53,7 @@ def learn_from(
 ) -> Path:
     """Store measured rates for the plans of a kind of cluster, equal ones once; returns the file.
 
-    Args:
-        judged: figures with their verdicts.
-        cluster: that was measured.
-        measured_at: seconds since the epoch; now when left out. The newest figures count.
+    They were `measured_at` that many seconds since the epoch; now when left out. The newest figures count.
 
     Raises:
         ArgumentError: no cluster is described, or no figure tells of a rate that plans use.

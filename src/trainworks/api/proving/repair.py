@@ -25,8 +25,7 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.folders import data_folder
 from trainworks.record.events.log import read_lines_from
 from trainworks.recover import repairs
-from trainworks.recover.repair_policy import RepairPolicy
-from trainworks.recover.repairs import MARK, Holder, NextStep, NodeRepair, RepairEvent, RepairStep
+from trainworks.recover.repairs import MARK, Holder, NextStep, NodeRepair, RepairEvent, RepairPolicy, RepairStep
 
 _POLL_S = 10.0
 _THREADS = 32

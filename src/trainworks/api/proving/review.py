@@ -45,11 +45,8 @@ def review(
 def review_launch(run_file: RunFile, source: Source | None) -> ReviewReport:
     """Review what a run starts: its run file, batch script or command, and the scripts that these name.
 
-    The rules are those of pyproject.toml in this folder or above it, else all. Findings are sorted by severity.
-
-    Args:
-        run_file: of the run.
-        source: the text it was read from; None for a command.
+    The rules are those of pyproject.toml in this folder or above it, else all. Findings are sorted by severity. Without
+    a `source` the run is a command.
     """
     folder = Path()
     with suppress(OSError, ValueError):  # a path that cannot be is an error of the run, and not of its review

@@ -82,12 +82,8 @@ def changed_run(run_dir: RunDir, changes: ResumeChanges, *, node_planner: str) -
     """The resolved run with its changes, planned anew where they need it, and what changed. Nothing is written.
 
     Other ranks drop a written `layout`, unless another one is set; the number of steps stays, unless `train_for` is
-    set. The order of the data depends on neither.
-
-    Args:
-        run_dir: of the run.
-        changes: what changes.
-        node_planner: module that plans a run of another backend on its nodes.
+    set. The order of the data depends on neither. `node_planner` is the module that plans a run of another backend on
+    its nodes.
 
     Raises:
         UsageError: a key that cannot change, or fewer steps than the run has trained.

@@ -22,12 +22,8 @@ _WITHOUT_OFFLOADING = {"offload": 0, "offload_optimizer": 0}
 class PlanCache:
     """Plans of one workload by cluster; a cluster on which nothing fits has a reason instead.
 
-    A sizing buys accelerators that hold the workload without offloading.
-
-    Args:
-        run_file: with a workload; its cluster and its goal are replaced.
-        source: text of the run file.
-        learning: whether stored measurements correct the plans.
+    A sizing buys accelerators that hold the workload without offloading. The cluster and the goal of its run file are
+    replaced. `learning`: stored measurements correct the plans.
 
     Raises:
         TrainworksError: the workload cannot be planned on any cluster, such as one with an unknown preset.

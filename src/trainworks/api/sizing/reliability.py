@@ -37,9 +37,7 @@ def simulate_reliability(
 ) -> list[Reliability | UsageError]:
     """Simulate the finish of plans with the spares that they need, all at once.
 
-    Args:
-        plans: each with its arguments of `planned_failures`.
-        request: goal, assumptions and seed.
+    Each of the plans comes with its arguments of `planned_failures`.
 
     Returns:
         One result per plan; an error in place of a run that fails too often to advance.

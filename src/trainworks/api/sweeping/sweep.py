@@ -258,13 +258,7 @@ Objective = str
 
 
 class TrialRun:
-    """The run of one trial.
-
-    Args:
-        trial: whose run it is.
-        run: the run.
-        objective: of the sweep.
-    """
+    """The run of one trial."""
 
     def __init__(self, trial: SweepTrial, run: Run, objective: Objective) -> None:
         self.trial = trial

@@ -62,13 +62,8 @@ _MOST_BYTES = 16 * 2**20
 class KubernetesBackend(Backend):
     """Runs jobs as JobSets through the API server; Kueue reacts to the same objects.
 
-    Args:
-        options: the run file's `cluster.kubernetes`.
-        client: of the API server.
-        clock: waits for a job to be deleted.
-        env: source of variables without a value in the run file; when None the environment of this process.
-        machine: name of the host with the run directories; when None this host.
-        autoscale: the run file's `cluster.autoscale`.
+    `env` gives values to variables that have none in the run file; by default it is the environment of this process.
+    `machine` is the host with the run directories; this one when None.
     """
 
     name: ClassVar[str] = "kubernetes"

@@ -53,9 +53,8 @@ class Conflict(KubernetesRefusedError):
 class KubernetesClient:
     """Sends requests to an API server; imports and reads nothing before the first one.
 
-    Args:
-        context: context in kubectl's configuration; when None the current one, or the one of this pod.
-        configuration: paths of kubectl's configuration; when None those in KUBECONFIG.
+    `context` of kubectl's configuration is the current one, or that of this pod, when None. `configuration` has the
+    paths of that configuration; those in KUBECONFIG when None.
     """
 
     def __init__(self, context: str | None = None, configuration: str | None = None) -> None:

@@ -27,9 +27,7 @@ _NEWEST, _OLDEST = "v1beta2", "v1beta1"
 def kueue_path(client: KubernetesClient, namespace: str) -> str:
     """The path of Kueue's objects in a namespace.
 
-    Args:
-        client: asks which versions the cluster serves. One that may not ask gets the path of v1beta1.
-        namespace: of the objects.
+    A client that may not ask which versions the cluster serves gets the path of v1beta1.
 
     Raises:
         NotServed: the cluster has no Kueue.
@@ -43,11 +41,7 @@ def kueue_path(client: KubernetesClient, namespace: str) -> str:
 
 
 def workloads_by_owner(client: KubernetesClient, path: str) -> dict[str, Mapping[str, Any]]:
-    """The Workloads of a namespace by the UID of the JobSet that each belongs to.
-
-    Args:
-        client: lists them.
-        path: of `kueue_path`.
+    """The Workloads of a namespace, under the `path` of `kueue_path`, by the UID of the JobSet that each belongs to.
 
     Raises:
         NotServed: the cluster has no Kueue.
@@ -69,12 +63,6 @@ def enter_team_queue(manifest: dict[str, Any], team: str, options: Kubernetes, c
 
     It stays as it is without a team, with a queue in the run file, on a cluster without Kueue, and where the user may
     not list queues: then nothing tells whether there are any.
-
-    Args:
-        manifest: of the JobSet.
-        team: the run file's `job.team`; empty without one.
-        options: the run file's `cluster.kubernetes`.
-        client: lists the queues of the namespace.
 
     Raises:
         UsageError: the cluster has Kueue, and the namespace no queue of this team.

@@ -96,11 +96,7 @@ class LogStream:
 def read_by_pod(client: KubernetesClient, jobsets: str, manifest: Object, clock: Clock) -> str:
     """Start a JobSet of one pod, and return all that it prints, without the ends of its lines; the JobSet is deleted.
 
-    Args:
-        client: of the API server.
-        jobsets: path of the JobSets of the namespace.
-        manifest: of the JobSet.
-        clock: waits for the pod.
+    `jobsets` is the path of the JobSets of the namespace.
 
     Raises:
         UsageError: the pod failed; the message has its last line.
@@ -133,13 +129,8 @@ def kubectl_exec(
 ) -> list[str]:
     """`kubectl exec` that runs a command beside the ranks of a node.
 
-    Args:
-        options: the run file's `cluster.kubernetes`.
-        pods: of the job.
-        handle: name of the JobSet, and of the run's folder in the pods.
-        command: argument vector; `("-m", MODULE, ...)` is started with the Python of the pod.
-        node: index of the node.
-        terminal: whether the command gets a terminal.
+    `handle` is the name of the JobSet, and of the run's folder in the pods. A command `("-m", MODULE, ...)` is started
+    with the Python of the pod.
 
     Raises:
         UsageError: the pod of the node does not run.

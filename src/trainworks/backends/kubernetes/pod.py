@@ -39,10 +39,7 @@ def check_volume(options: Kubernetes) -> None:
 def secret_content(run_dir: RunDir, env: Mapping[str, str], options: Kubernetes) -> dict[str, bytes]:
     """Values of the Secret by key: the resolved run, private variables, a new token and the kept code.
 
-    Args:
-        run_dir: of the run, on the machine that submits it.
-        env: source of variables without a value in the run file.
-        options: what the run file says about Kubernetes.
+    `env` gives values to variables that have none in the run file.
 
     Raises:
         UsageError: a variable has no value, a workload has no volume, or the values exceed 1 MiB.

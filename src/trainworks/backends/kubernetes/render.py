@@ -69,9 +69,8 @@ _FINAL = {
 def name_of(run_dir: RunDir, machine: str = "") -> str:
     """Name of the JobSet, of its Secret and of the run's folder on the volume.
 
-    Args:
-        run_dir: absolute path of the run, where it was created.
-        machine: host name there; the same path on two laptops is two runs.
+    The path of the run is absolute. `machine` is the host where it was created: the same path on two laptops is two
+    runs.
     """
     unique = folder_mark(run_dir, machine)[:_HASH]
     return f"{manifest.dns_name(run_dir.run_id)[: manifest.LONGEST_NAME - _HASH - 1].strip('-')}-{unique}"
@@ -161,10 +160,7 @@ def jobset(
 def reader(cluster: Kubernetes, name: str, question: bytes) -> Mapping[str, object]:
     """Build the JobSet of one small pod that reads a record on the volume, and prints the answer of `record_parts`.
 
-    Args:
-        cluster: where the job runs that writes the record.
-        name: of that job.
-        question: of `record_parts`.
+    `cluster` and `name` are of the job that writes the record.
     """
     mark = f"-read-{secrets.token_hex(3)}"
     own = name[: manifest.LONGEST_NAME - len(mark)].strip("-") + mark

@@ -81,11 +81,8 @@ def job_status(
 ) -> JobStatus:
     """Current status of a job.
 
-    Args:
-        jobset: the JobSet.
-        workload: Kueue's Workload, if the job is in a queue.
-        pods: pods of the JobSet, of all attempts.
-        job: the Job of a failed JobSet.
+    `workload` is Kueue's, if the job is in a queue. `pods` are those of all attempts. `job` is the Job of a failed
+    JobSet.
     """
     restarts = int(_status(jobset).get("restarts", 0))
     mine = [pod for pod in pods if _attempt(pod) in (None, restarts)]

@@ -53,12 +53,8 @@ class AttachedBackend(Backend):
     """Runs one job of this user at once; the job ends with this process.
 
     The job claims its cores and accelerators in the ledger of the machine, as queued jobs do, but does not wait for
-    cores: it shares them. The handle of a job is its run directory.
-
-    Args:
-        resolved: the run.
-        lock: the lock of the run, if the caller has taken it; `submit` closes it.
-        clock: the time.
+    cores: it shares them. The handle of a job is its run directory. `lock` is that of the run, if the caller has taken
+    it; `submit` closes it.
     """
 
     name: ClassVar[str] = "local"

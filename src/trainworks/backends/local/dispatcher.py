@@ -57,12 +57,9 @@ class _Mine(TypedDict):
 class Dispatcher:
     """Takes the queue forward, one look at a time.
 
-    Args:
-        store: of all jobs; the local ones of this user on this machine are this dispatcher's.
-        machine: its nodes.
-        launcher: starts supervisors, and finds those that another dispatcher started.
-        clock: the time.
-        fair_share: this queue among those of all users; by default no other queue is known.
+    The `store` has all jobs; the local ones of this user on this machine are this dispatcher's. The `launcher` also
+    finds supervisors that another dispatcher started. `fair_share` is this queue among those of all users; by default
+    no other queue is known.
     """
 
     def __init__(

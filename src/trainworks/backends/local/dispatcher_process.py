@@ -51,11 +51,7 @@ _TAKES_OVER_S = 60.0
 
 
 def main(starting: int) -> int:
-    """Serve the queue until it is empty.
-
-    Args:
-        starting: open file of the lock that is released once this process listens.
-    """
+    """Serve the queue until it is empty. The lock in the open file `starting` is released once this process listens."""
     clock, is_starting = SystemClock(), contextlib.ExitStack()
     is_starting.callback(os.close, starting)
     if (lock := _take_over(clock)) is None:

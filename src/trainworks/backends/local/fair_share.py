@@ -129,13 +129,8 @@ def fair_order(
 ) -> FairOrder:
     """Order of the queues of this machine; without ranks and other jobs if the policy has no fair share.
 
-    Args:
-        policy: shares and half-life.
-        own_uid: user of this queue.
-        use: of this queue, at `now`, by user and team; also without use, of every team that its jobs name.
-        others: other queues.
-        claims: of jobs that run.
-        now: the time.
+    `use` of this queue, whose user is `own_uid`, is that at `now` by user and team: every team that its jobs name is in
+    it, also without use. `claims` are those of jobs that run.
     """
     if policy.fair_share is None:
         return FairOrder()
@@ -212,12 +207,8 @@ def _published(row: JobRow, job: QueuedJob, drained: set[str]) -> PublishedJob:
 class FairShare:
     """One queue among those of all users.
 
-    Args:
-        store: of its jobs.
-        machine: nodes of the machine.
-        clock: the time.
-        folder: of the ledger; None if there is none, then no other queue is known.
-        queue: name of this queue, the same for every dispatcher that serves it.
+    No other queue is known without the `folder` of a ledger. The name `queue` is the same for every dispatcher that
+    serves this queue.
     """
 
     def __init__(
@@ -234,12 +225,8 @@ class FairShare:
         self._complaint = ""
 
     def order(self, policy: QueuePolicy, jobs: Iterable[JobRow], claims: Iterable[Claim]) -> FairOrder:
-        """Order of the waiting jobs of all queues.
-
-        Args:
-            policy: shares and half-life.
-            jobs: of this queue.
-            claims: of jobs that run in other queues.
+        """Order of the waiting jobs of all queues: `jobs` are those of this queue, `claims` those of jobs that run in
+        others.
         """
         if policy.fair_share is None:
             return FairOrder()
@@ -250,11 +237,8 @@ class FairShare:
         return fair_order(policy, os.getuid(), use, self._others(), claims, now)
 
     def accelerator_hours(self, policy: QueuePolicy, jobs: Iterable[JobRow]) -> AcceleratorHours | None:
-        """Accelerator hours that the jobs of all queues have held this month; None if the policy does not limit them.
-
-        Args:
-            policy: the limits.
-            jobs: of this queue.
+        """Accelerator hours that the jobs of all queues have held this month, `jobs` of this queue among them; None if
+        the policy does not limit them.
         """
         if not policy.limits_hours:
             return None
@@ -264,10 +248,7 @@ class FairShare:
     def publish(self, policy: QueuePolicy, jobs: Iterable[JobRow], waiting: tuple[PublishedJob, ...]) -> None:
         """Publish the use, the hours and the waiting jobs of this queue, and that its dispatcher lives.
 
-        Args:
-            policy: half-life; nothing is published without fair share and limits of hours.
-            jobs: of this queue.
-            waiting: its first waiting jobs.
+        Nothing is published without fair share and limits of hours. `waiting` are the first waiting jobs.
         """
         if policy.fair_share is None and not policy.limits_hours:
             return
@@ -336,12 +317,7 @@ def hours_of(queues: Iterable[OtherQueue], now: float) -> AcceleratorHours:
 
 
 def published_queues(folder: Path, besides: str = "") -> list[OtherQueue]:
-    """Queues that are published in a folder.
-
-    Args:
-        folder: of the ledger.
-        besides: name of a file to leave out.
-    """
+    """Queues that are published in the folder of a ledger, but for the file `besides`."""
     names: list[str] = []
     with suppress(OSError), os.scandir(folder) as entries:
         names = [entry.name for entry in entries if re.fullmatch(r"trainworks-[0-9a-f]{32}\.queue", entry.name)]

@@ -63,11 +63,7 @@ class Supervised:
 class Launcher:
     """Starts supervisors on this machine, and reads and writes what their jobs leave.
 
-    Args:
-        clock: the time.
-        own_fds: file descriptors of the dispatcher that no job may keep.
-        ledger: of this machine.
-        shared: whether other users can write the job store.
+    No job may keep the file descriptors `own_fds` of the dispatcher. `shared`: other users can write the job store.
     """
 
     def __init__(
@@ -186,9 +182,7 @@ class Launcher:
     def back_in_line(self, job: JobRow, end: End | None = None) -> None:
         """Record that the job waits again, and how its turn ended unless a killed dispatcher has recorded that.
 
-        Args:
-            job: the job.
-            end: of the turn; None after a retry.
+        A retry has no `end`.
         """
         run_dir = self._run_dir(job)
         if end is not None and not record_waits(self.events(job)):

@@ -33,12 +33,8 @@ def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event], failed_l
     | running            | by a user, time limit  | stopped, or failed with `time_limit`                       |
     | running            | none                   | waits again if it may; else failed                         |
 
-    Args:
-        job: the job.
-        status: its last status.
-        events: of its run.
-        failed_launches: supervisors in a row that this dispatcher launched and saw end before they began. A launch that
-            is cut short by the end of its dispatcher is not the job's fault, and does not count.
+    `failed_launches` counts supervisors in a row that this dispatcher launched and saw end before they began. A launch
+    that is cut short by the end of its dispatcher is not the job's fault, and does not count.
     """
     state = parse_state(status.state)
     if state in (JobState.SUCCEEDED, JobState.FAILED):

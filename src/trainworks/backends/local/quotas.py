@@ -102,9 +102,8 @@ class QueuePolicy(Spec):
     def quotas(self, held: Iterable[Holding], hours: AcceleratorHours | None = None) -> tuple[Quota, ...]:
         """Quotas of all teams and users that have a limit, with what they hold and what they have held in the month.
 
-        Args:
-            held: what the running jobs of all users hold.
-            hours: held in the month; limits of hours are left out without them.
+        `held` is what the running jobs of all users hold. Limits of hours are left out without `hours`, those of the
+        month.
         """
         by_account: dict[str, list[Holding]] = {}
         for one in held:

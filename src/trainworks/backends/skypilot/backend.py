@@ -106,13 +106,8 @@ class SkyPilotRefusedError(UsageError):
 
 @final
 class SkyPilotClient:
-    """Calls `sky`.
-
-    Args:
-        program: name on the path, or path.
-        run: runs a command, as `host.process.run`.
-        lines: runs a command and streams its lines, as `host.process.lines`.
-        env: environment of the shell; when None the environment of this process.
+    """Calls `sky`, a name on the path or a path. `run` and `lines` are those of `host.process`; `env` is the
+    environment of this process when None.
     """
 
     def __init__(
@@ -139,10 +134,7 @@ class SkyPilotClient:
         return [name for name in names if name not in self._env]
 
     def queue(self, *, unfinished: bool = False) -> list[Mapping[str, Any]]:
-        """Managed jobs of this user, newest first, as SkyPilot's records.
-
-        Args:
-            unfinished: return only jobs that have not ended.
+        """Managed jobs of this user, or only the `unfinished` ones, newest first, as SkyPilot's records.
 
         Raises:
             UnreachableError: the API server does not answer.
@@ -170,9 +162,8 @@ class SkyPilotClient:
     def launch(self, task: str, secrets: Sequence[str]) -> str | None:
         """Launch a task; returns the number of its managed job, if SkyPilot prints it.
 
-        Args:
-            task: YAML; written to a file that only its owner can read, for the duration of the call.
-            secrets: variables whose values SkyPilot reads from the shell.
+        The task is YAML, written to a file that only its owner can read, for the duration of the call. `secrets` are
+        variables whose values SkyPilot reads from the shell.
 
         Raises: as `queue`.
         """
@@ -231,14 +222,7 @@ _NODE_LINE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(
 
 @final
 class SkyPilotBackend(Backend):
-    """Runs jobs with `sky jobs`.
-
-    Args:
-        options: the run file's `cluster.skypilot`.
-        program: what the job runs; required to render and submit it.
-        client: calls `sky`.
-        clock: waits for a job whose submission was not answered.
-    """
+    """Runs jobs with `sky jobs`; `program` is required to render and submit one."""
 
     name: ClassVar[str] = "skypilot"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(

@@ -41,11 +41,8 @@ PATIENCE_S = 300.0
 def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> Allocation:
     """Read the allocation from the variables of a batch script, and its addresses from Slurm.
 
-    Args:
-        env: variables of the batch script.
-        client: calls Slurm's programs.
-        clock: waits for a slurmctld that is away: the names of nodes need not be known to the network, and no agent can
-            start without it.
+    The clock waits for a slurmctld that is away: the names of nodes need not be known to the network, and no agent can
+    start without it.
 
     Raises:
         EnvironmentProblem: this is not a batch script of Slurm.
@@ -145,12 +142,8 @@ def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = mat
     """Cause and time of the last allocation's end.
 
     slurmstepd may have written it. Otherwise the job was lost by a slurmctld that came back during the allocation, or
-    shortly after its last sign of life; else a node was lost.
-
-    Args:
-        run_dir: of the run.
-        job: number of the job.
-        controller_started_at: start of slurmctld; NaN if it is not known.
+    shortly after its last sign of life; else a node was lost. `controller_started_at` is NaN if the start of slurmctld
+    is not known.
     """
     launches = of_kind(read_events(run_dir.events_file), SubmittedEvent)
     since = float(launches[-1]["t"]) if launches else 0.0
@@ -201,8 +194,7 @@ GRACE_S = 30.0
 class StepWatch:
     """Finds processes of srun that have lost their connection for good.
 
-    Args:
-        first_s: longest time until the first connection of an srun, in seconds; see `first_connection_s`.
+    `first_s` is the longest time until the first connection of an srun; see `first_connection_s`.
     """
 
     def __init__(self, first_s: float) -> None:
@@ -214,9 +206,7 @@ class StepWatch:
     def take(self, connected: Mapping[int, bool], now: float) -> list[int]:
         """Processes of srun without a connection for `GRACE_S`; for longer if none has been seen yet.
 
-        Args:
-            connected: by process id, whether an srun that runs has a connection.
-            now: the time, in seconds.
+        `connected` tells by process id whether an srun that runs has a connection.
         """
         self._met = {pid for pid, is_connected in connected.items() if is_connected or pid in self._met}
         self._alone_since = {
@@ -233,10 +223,8 @@ def first_connection_s(config: str) -> float:
     """Longest time from the start of an srun to its first connection, in seconds.
 
     A slurmstepd connects once the prolog of its node has ended, which Slurm lets run for `PrologEpilogTimeout`. A
-    prolog without that limit gets an hour: an srun that waits for a slurmstepd that is gone would wait for ever.
-
-    Args:
-        config: text of `scontrol show config`, where several prologs are numbered (`Prolog[0]`).
+    prolog without that limit gets an hour: an srun that waits for a slurmstepd that is gone would wait for ever. In
+    `config`, the text of `scontrol show config`, several prologs are numbered (`Prolog[0]`).
     """
     settings = dict(re.findall(r"^(Prolog(?:\[\d+\])?|PrologEpilogTimeout) *= *(.*?) *$", config, re.MULTILINE))
     if all(value in ("", "(null)") for name, value in settings.items() if name != "PrologEpilogTimeout"):

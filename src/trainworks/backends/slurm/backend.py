@@ -53,11 +53,7 @@ _ON_NODES = "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING"
 class SlurmBackend(Backend):
     """Talks to Slurm by `sbatch`, `squeue`, `sacct`, `scancel`, `scontrol` and `sinfo`.
 
-    Args:
-        options: what the run file says about Slurm.
-        python: interpreter with Trainworks, on all nodes; that of the options or this one when None.
-        client: calls the programs.
-        clock: waits between two looks for a job whose submission was not answered.
+    `python` has Trainworks on all nodes; it is that of the options or this one when None.
     """
 
     name: ClassVar[str] = "slurm"

@@ -29,7 +29,7 @@ from trainworks.backends.slurm.states import ENDING, FORWARDED, cause_of_the_kil
 from trainworks.errors import TrainworksError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
-from trainworks.jobs.state import CAUSES, Cause, JobState, parse_state
+from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.exit_code import ExitCode
@@ -160,7 +160,7 @@ class BatchScript(ClusterTurn):
         if cause is None:
             return None
         if cause is Cause.TIME_LIMIT:
-            return End(JobState.FAILED, cause, CAUSES[cause].words)
+            return End(JobState.FAILED, cause, cause.words)
         return self.back_in_the_queue(cause) if self._allows_requeue() else self.no_restart_left(cause)
 
     def _allows_requeue(self) -> bool:

@@ -44,11 +44,6 @@ class SharedSsh:
     The connection closes 60 s after its last command, or when the other side is silent for 15 s. If the user's ssh
     configuration has a `ControlPath` for the destination, it alone decides whether commands share a connection. They do
     not share one either if no private folder can hold the socket.
-
-    Args:
-        destination: as ssh names it.
-        run: runs a command; `host.process.run`.
-        env: variables of this shell.
     """
 
     def __init__(self, destination: str, run: Callable[..., process.Output], env: Mapping[str, str]) -> None:
@@ -59,10 +54,8 @@ class SharedSsh:
     def command(self, remote: str, *, connect_s: float, terminal: bool = False) -> list[str]:
         """Argument vector that runs a line of shell there; it never asks for a password.
 
-        Args:
-            remote: the line.
-            connect_s: longest time until the other side greets; rounded up to seconds.
-            terminal: whether the line gets a terminal there.
+        `connect_s`, rounded up to seconds, is the longest time until the other side greets. With `terminal` the line
+        gets one there.
         """
         batch = ["-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(connect_s)}"]
         return ["ssh", *(["-t"] if terminal else []), *batch, *self._options, self._destination, remote]
@@ -171,10 +164,8 @@ class SlurmRefusedError(UsageError):
 class SlurmClient:
     """Calls Slurm.
 
-    Args:
-        login: where its programs are, as ssh names it; this machine when None.
-        run: runs a command; `host.process.run`.
-        env: variables of this shell; those of this process when None.
+    `login` is where its programs are, as ssh names it; this machine when None. `env` has the variables of this shell;
+    those of this process when None.
 
     Attributes:
         timeout_s: longest time of each call, if it names no other.
@@ -216,11 +207,7 @@ class SlurmClient:
     def call_patiently(self, patience_s: float, clock: Clock, program: Program, *arguments: str) -> str:
         """What a program says, even if slurmctld is away for a while: a job outlives it.
 
-        Args:
-            patience_s: time from which on a slurmctld that does not answer is an error.
-            clock: waits between two calls.
-            program: to call.
-            arguments: of the program.
+        A slurmctld that does not answer for `patience_s` is an error.
 
         Raises: as `call`.
         """
@@ -257,12 +244,8 @@ class SlurmClient:
         return [partial(self._said, process.Output(*one)) for one in zip(ends, said, errors, strict=False)]
 
     def submit(self, script: str, *options: str, lock: int | None = None) -> str:
-        """What sbatch says of a script.
-
-        Args:
-            script: for its standard input.
-            options: of sbatch, beside those of the script.
-            lock: an open file that stays open until sbatch has ended, even if this process ends before.
+        """What sbatch says of a script, with `options` beside those of the script. The open file `lock` stays open
+        until sbatch has ended, even if this process ends before.
 
         Raises: as `call`.
         """
@@ -278,10 +261,7 @@ class SlurmClient:
     def run_on_login(self, command: Sequence[str], text: str, *, timeout_s: float | None = None) -> process.Output:
         """Run a program on the login node that may run twice: again on a new connection, if an old one is broken.
 
-        Args:
-            command: argument vector.
-            text: for its standard input.
-            timeout_s: longest time; that of every other call when None.
+        `text` is its standard input. `timeout_s` is that of every other call when None.
 
         Raises:
             UnreachableError: the login node does not answer.
@@ -292,11 +272,8 @@ class SlurmClient:
         return output
 
     def attached(self, command: Sequence[str], *, terminal: bool) -> list[str]:
-        """Argument vector that runs a program of Slurm with the streams of its caller, also on the login node.
-
-        Args:
-            command: the program and its arguments.
-            terminal: whether it gets a terminal on the login node.
+        """Argument vector that runs a program of Slurm with the streams of its caller, also on the login node, where it
+        may get a terminal.
         """
         if self._ssh is not None:
             return self._ssh.command(shlex.join(command), connect_s=self._connect_s, terminal=terminal)

@@ -45,12 +45,7 @@ def receive(packed: bytes, folder: Path, digest: str) -> None:
     """Put a packed run directory in place: a new one as a whole, or the files of one that is there already.
 
     The copy of its code never changes, and stays. A folder of an earlier run with the same path, whose run directory
-    was deleted, is renamed.
-
-    Args:
-        packed: a tar file, compressed by gzip.
-        folder: the run directory.
-        digest: SHA-256 of `packed` in hexadecimal.
+    was deleted, is renamed. `packed` is a tar file, compressed by gzip, and `digest` its SHA-256 in hexadecimal.
 
     Raises:
         ValueError: `packed` is not complete; nothing has changed.

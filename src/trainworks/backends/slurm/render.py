@@ -66,12 +66,8 @@ def check(spec: JobSpec, options: Slurm) -> None:
 def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str, tag: str | None = None) -> str:
     """Render the batch script of a job, which starts the job's supervisor on the first node.
 
-    Args:
-        spec: the job.
-        options: the run file's `cluster.slurm`.
-        run_dir: absolute, on a file system that all nodes share.
-        python: interpreter with Trainworks, on all nodes.
-        tag: of the job; that of `run_dir` when None.
+    `run_dir` is absolute, on a file system that all nodes share, and `python` has Trainworks on all of them. `tag` is
+    that of `run_dir` when None.
 
     Raises:
         UsageError: a name or path that a batch script cannot hold.
@@ -190,9 +186,7 @@ def _lines(spec: JobSpec, run_dir: RunDir, options: Slurm, tag: str) -> list[_Li
 def sbatch_option(name: str, value: str | bool) -> str:
     """Quote an option for a script: between double quotes, sbatch takes the character after a backslash literally.
 
-    Args:
-        name: without dashes; "" if the value is the whole option.
-        value: True for an option without a value.
+    The name is without dashes, and "" if the value is the whole option. The value is True for an option without one.
 
     Raises:
         UsageError: it holds a control character.

@@ -41,11 +41,7 @@ _OTHER_MACHINE = "@"
 class RunCopies:
     """The copies of run directories in `cluster.slurm.folder`; without it, the run directories themselves.
 
-    Args:
-        options: what the run file says about Slurm.
-        client: calls the programs of the login node.
-        clock: tells the time.
-        machine: name of this machine: two machines may have run directories of one path.
+    `machine` is the name of this one: two machines may have run directories of one path.
     """
 
     def __init__(self, options: Slurm, client: SlurmClient, clock: Clock, machine: str | None = None) -> None:

@@ -113,8 +113,7 @@ ENDING = FORWARDED[:3]
 def controller_times(config: str) -> tuple[float, float]:
     """Start of slurmctld in whole seconds, and the seconds for which it lists a job that has ended; NaN if not said.
 
-    Args:
-        config: text of `scontrol show config`.
+    `config` is the text of `scontrol show config`.
     """
     said = dict(re.findall(r"^(BOOT_TIME|MinJobAge)\s*=\s*(\d+)", config, re.MULTILINE))
     return float(said.get("BOOT_TIME", "nan")), float(said.get("MinJobAge", "nan"))
@@ -139,10 +138,7 @@ def cause_of(word: str, reason: str | None) -> Cause | None:
 def cause_of_the_kill(log: str, job: str, since: float = 0.0) -> tuple[Cause, float] | None:
     """Why and when slurmstepd ended a job's batch script the last time; None if it did not, or a user requested it.
 
-    Args:
-        log: output of the batch script, earlier allocations included.
-        job: number of the job.
-        since: start of the allocation; earlier messages are ignored.
+    The log of the batch script has earlier allocations, too: messages from before `since` are ignored.
     """
     found = re.findall(rf"\*\*\* JOB {job} ON \S+ CANCELLED AT (\S+)(?: DUE TO ([A-Z ]+))?", log)
     at, words = found[-1] if found else ("", "")
@@ -323,10 +319,8 @@ def kinds_of(nodes: Iterable[NodeStatus]) -> str | None:
 def node_statuses(nodes: str, running: str, topology: Callable[[], str]) -> list[NodeStatus]:
     """Status of all nodes, in order of their names; a node in several partitions is listed once.
 
-    Args:
-        nodes: from sinfo, in `NODE_FORMAT`.
-        running: from squeue, a line `JOB|NODES` for each job that holds nodes.
-        topology: calls `scontrol show topology`, which fails where there is none.
+    `nodes` is said by sinfo in `NODE_FORMAT`, `running` by squeue: a line `JOB|NODES` for each job that holds nodes.
+    `topology` calls `scontrol show topology`, which fails where there is none.
     """
     rows = [[field.strip() for field in line.split("|", NODE_FORMAT.count("|"))] for line in nodes.splitlines()]
     jobs, switches = defaultdict[str, list[str]](list), dict[str, str]()

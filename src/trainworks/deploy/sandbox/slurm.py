@@ -81,12 +81,7 @@ def _no_services() -> Iterator[None]:
 
 
 class SlurmSandbox:
-    """A Slurm sandbox in one folder.
-
-    Args:
-        folder: absolute and short path.
-        clock: waits for daemons.
-    """
+    """A Slurm sandbox in one folder, whose path is absolute and short."""
 
     def __init__(self, folder: Path | None = None, clock: Clock | None = None) -> None:
         # below the temporary files: socket paths must be short, and MariaDB must be able to read its data

@@ -116,10 +116,7 @@ def fixed_nodes(size: SandboxSize) -> list[str]:
 def slurm_files(size: SandboxSize, paths: SlurmPaths, *, host: str) -> dict[str, str]:
     """Name and text of every file in the sandbox's `etc`.
 
-    Args:
-        size: of the sandbox.
-        paths: where it lies.
-        host: the machine's short name, which slurmctld and slurmd compare with their own.
+    slurmctld and slurmd compare `host`, the machine's short name, with their own.
     """
     # two leaf switches and a spine
     half = (size.nodes + 1) // 2

@@ -73,10 +73,7 @@ RESOURCES = (*_RESOURCES, "google.com/tpu")
 def device_of(accelerator: str | None, count: int, nodes: int) -> Device:
     """Resource of an accelerator, and labels of the nodes that offer it.
 
-    Args:
-        accelerator: name in the run file; any NVIDIA GPU when None.
-        count: accelerators per node.
-        nodes: nodes of the job.
+    Without a name it is any NVIDIA GPU. `count` is per node, `nodes` the number of nodes of the job.
 
     Raises:
         UsageError: the accelerator has no known device plugin, or GKE offers no such TPU slice.
@@ -294,12 +291,8 @@ def container_security() -> dict[str, object]:
 
 
 def check(job: KubernetesJob, language: str, missing: Mapping[str, bool]) -> None:
-    """Refuse what a manifest cannot express.
-
-    Args:
-        job: the job.
-        language: name of the format, for messages.
-        missing: run file fields without an equivalent, and whether the job sets each.
+    """Refuse what a manifest of this language cannot express: `missing` tells of each run file field without an
+    equivalent whether the job sets it.
 
     Raises:
         UsageError: the job has no image, or sets one of the missing fields.

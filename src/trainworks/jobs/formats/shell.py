@@ -69,11 +69,8 @@ def check_exportable(program: Program, language: str) -> None:
 def node_program(program: Program, spec: JobSpec, *, addresses: str | None, known: frozenset[str] = frozenset()) -> str:
     """Bash script for every node; it expects `NODE_RANK` and `MASTER_ADDR`, and runs the setup first.
 
-    Args:
-        program: what the nodes run.
-        spec: the job.
-        addresses: bash that prints one node address per line; None if SKYPILOT_NODE_IPS is already set.
-        known: variables that are already set; MASTER_PORT may be one of them.
+    `addresses` is bash that prints one node address per line; None if SKYPILOT_NODE_IPS is already set. `known`
+    variables are already set; MASTER_PORT may be one of them.
     """
     port = "${MASTER_PORT}" if "MASTER_PORT" in known else str(MASTER_PORT)
     env = {name: value for name, value in _environment(program, spec, port).items() if name not in program.envs}
@@ -197,11 +194,9 @@ def _start(program: Program, per_process: Mapping[str, str], grace_s: float) -> 
 def watched(start: Iterable[str], grace_s: float, patience_s: float = _PATIENCE_S) -> list[str]:
     """Bash that starts processes and waits for them; the first failure, or a TERM, ends all.
 
-    Args:
-        start: lines that start every process in the background with `TO_STDERR`, and append its id to `groups`. Bash
-            is silent meanwhile: it would report a process that ends before the last one has started.
-        grace_s: time from TERM to KILL after a stop.
-        patience_s: time from TERM to KILL after a failure.
+    The lines of `start` start every process in the background with `TO_STDERR`, and append its id to `groups`. Bash is
+    silent meanwhile: it would report a process that ends before the last one has started. From TERM to KILL a stop
+    leaves `grace_s`, and a failure `patience_s`.
     """
     return [
         f"code=0 patience={math.ceil(patience_s)} groups=()",

@@ -114,13 +114,10 @@ def build_bench_report(
 ) -> BenchReport:
     """The report of the records of all nodes.
 
-    Args:
-        run: id of the run.
-        records: of the nodes, in order.
-        cluster: hardware that figures are held against; what the nodes show of themselves when None.
-        needs: what a run needs of each node by the path of its storage.
-        cables: of the cable plan, by node and port; see `read_cables`.
-        accelerators: of each node that the job asked for; all that `cluster` has when None.
+    The records are in the order of the nodes. Figures are held against the hardware of `cluster`; what the nodes show
+    of themselves when None. `needs` has what a run needs of each node by the path of its storage, and `cables` those of
+    the cable plan by node and port; see `read_cables`. The job asked for `accelerators` of each node; all that
+    `cluster` has when None.
     """
     named = unique_names([record.name for record in records])
     records = [replace(record, name=name) for record, name in zip(records, named, strict=True)]

@@ -149,10 +149,8 @@ _OSU_PAIR, _OSU_ALL = ("osu_latency", "osu_bw"), "osu_allreduce"
 def measure_mpi(addresses: Sequence[str], *, full: bool, built_in: bool = False) -> list[Measurement]:
     """Measure two ranks of one node, or one rank on each of several.
 
-    Args:
-        addresses: nodes on which `mpirun` starts the ranks; it has to reach them by itself, by ssh or Slurm.
-        full: up to 1 GiB instead of 4 MiB.
-        built_in: the program here, even where OSU's are installed.
+    `mpirun` has to reach the nodes at these addresses by itself, by ssh or Slurm. Sizes go up to 4 MiB, or 1 GiB with
+    `full`. The program here measures where OSU's are not installed, or with `built_in`.
 
     Raises:
         EnvironmentProblem: MPI or its compiler is not installed, or the program fails.

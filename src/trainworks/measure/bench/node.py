@@ -40,10 +40,8 @@ _VERSION_TIMEOUT_S = 20.0
 class NodeBench:
     """The measurements of one node, and its record.
 
-    Args:
-        record: what is known before, and what to measure.
-        save: keeps the record after every part.
-        env: variables of the job: addresses and ranks.
+    `record` has what is known before, and what to measure; `save` keeps it after every part. `env` has the variables of
+    the job: addresses and ranks.
     """
 
     def __init__(

@@ -57,10 +57,8 @@ JOBS = (
 def measure_storage(path: Path, *, full: bool, built_in: bool = False) -> list[Measurement]:
     """Write, read and open files in a folder of their own below `path`, which is removed again.
 
-    Args:
-        path: a folder of the storage.
-        full: a file of 16 GiB instead of 512 MiB.
-        built_in: the reader and writer here, even where `fio` is installed.
+    The file has 512 MiB, or 16 GiB with `full`. The reader and writer here measure where `fio` is not installed, or
+    with `built_in`.
 
     Raises:
         UsageError: `path` is not a folder that can be written.

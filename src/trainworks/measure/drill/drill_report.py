@@ -115,13 +115,8 @@ def soak_goodput(
     how much work is lost. A drill hits a run only once it trains again. The rate is therefore that of the time outside
     recovery, and the mean time to be back is added for each simulated fault. A fault that damages the newest checkpoint
     costs one interval more than a failure that the simulation knows, so that its share of the faults times the interval
-    is added, too.
-
-    Args:
-        rows: all steps in the order of writing, the repeated ones too.
-        events: of the run.
-        outcomes: of its faults.
-        until: seconds since the epoch; later steps are left out, because no faults hit them.
+    is added, too. `rows` are all steps in the order of writing, the repeated ones too. Steps after `until` are left
+    out, because no faults hit them.
     """
     rows = [row for row in rows if row["t"] <= until]
     came_back = [each for each in outcomes if each.back_s is not None]

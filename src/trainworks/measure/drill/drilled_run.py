@@ -1,13 +1,15 @@
-"""A run that a drill starts as a user does, and finds the processes of by what the run has written."""
+"""A run that a drill starts as a user does, and its processes: on this machine, or on the nodes of a cluster."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, final
 
 import psutil
 
@@ -17,27 +19,94 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import JobState, parse_state
+from trainworks.measure.drill.drill_fault import DrillFault
 from trainworks.measure.drill.drill_report import UsageSample
-from trainworks.measure.drill.place import DrillPlace
-from trainworks.measure.drill.victims import agents_of, supervisor_of
+from trainworks.measure.drill.victims import Victim, agents_of, hit, slow_down, supervisor_of, victim_of
 from trainworks.record.events.log import Event, read_events_from, read_lines_from
 from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.run_dir import RunDir
+
+
+class DrillPlace(Protocol):
+    """How a drill reaches a run, and what it can do to it there."""
+
+    is_here: bool
+    """Whether all processes of the run are on this machine, so that the drill can end and measure them itself."""
+
+    def why_not(self, fault: DrillFault) -> str | None:
+        """Why the fault cannot be injected there; None if it can."""
+
+    def hit(self, run_dir: RunDir, kind: Victim, index: int, number: signal.Signals) -> float:
+        """Send a signal to a rank, the agent of a node, or the supervisor; returns the time.
+
+        Raises:
+            EnvironmentProblem: it cannot be reached.
+        """
+
+    def slow(self, run_dir: RunDir, rank: int, seconds: float) -> Callable[[], None]:
+        """Start to give a rank half of its time; the returned function waits for the end."""
+
+    def preempt(self, run_dir: RunDir) -> float:
+        """Take the nodes of the run, as another job would; returns the time."""
+
+    def lose_node(self, run_dir: RunDir, node: int) -> Callable[[], None]:
+        """Lose a node of the run; the returned function gives it back."""
+
+    def end(self, run_dir: RunDir) -> None:
+        """End the run at once, if it has not ended."""
+
+
+@final
+class OnThisMachine:
+    """Every node is a node agent on this machine."""
+
+    is_here = True
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def why_not(self, fault: DrillFault) -> str | None:
+        """Faults that need root, and the loss of the only machine."""
+        if fault is DrillFault.LOSE_NODE:
+            return "this machine is the only one: see kill-agent, which takes the ranks of its node along"
+        if fault is DrillFault.FULL_DISK and os.geteuid() != 0:
+            return "needs root, to mount a small file system"
+        if fault is DrillFault.CUT_NETWORK and os.geteuid() != 0:
+            return "needs root, for a network namespace"
+        if fault is DrillFault.CUT_NETWORK and shutil.which("ip") is None:
+            return "needs the program `ip` (package iproute2)"
+        return None
+
+    def hit(self, run_dir: RunDir, kind: Victim, index: int, number: signal.Signals) -> float:
+        """A signal from here."""
+        return hit(victim_of(run_dir, kind, index), number, self._clock)
+
+    def slow(self, run_dir: RunDir, rank: int, seconds: float) -> Callable[[], None]:
+        """A thread stops and continues the rank."""
+        pid = victim_of(run_dir, Victim.RANK, rank)
+        thread = threading.Thread(target=slow_down, args=(pid, seconds, self._clock), daemon=True)
+        thread.start()
+        return thread.join
+
+    def preempt(self, run_dir: RunDir) -> float:
+        """SIGTERM to the supervisor."""
+        return hit(supervisor_of(run_dir), signal.SIGTERM, self._clock)
+
+    def lose_node(self, run_dir: RunDir, node: int) -> Callable[[], None]:
+        """Refused by `why_not`."""
+        raise NotImplementedError
+
+    def end(self, run_dir: RunDir) -> None:
+        """The drill kills what is left of the run."""
+
 
 _LOOK_S = 0.02
 Row = TypeVar("Row")
 
 
 class DrilledRun:
-    """One run, from its start to the end of a drill.
-
-    Args:
-        run_file: of the run.
-        name: of the run directory.
-        runs: folder of all runs.
-        clock: for waiting.
-        place: where its processes are.
-        prefix: arguments in front of the command, to start it in a namespace.
+    """One run in the folder `runs`, from its start to the end of a drill. The arguments `prefix` in front of its
+    command start it in a namespace.
     """
 
     def __init__(

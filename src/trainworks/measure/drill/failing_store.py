@@ -16,12 +16,9 @@ _SLOW_DOWN = b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Reduce 
 
 
 class FailingStore:
-    """Passes requests on to a store, and answers every tenth with 503 while it fails.
+    """Passes requests on to the store at `http://host:port`, and answers every tenth with 503 while it fails.
 
     Requests keep the `Host` that their client signed, so that a store that checks signatures accepts them.
-
-    Args:
-        address: of the store, `http://host:port`.
     """
 
     def __init__(self, address: str) -> None:

@@ -70,15 +70,10 @@ def outcome(
     undisturbed: Mapping[int, float],
     resumed_at: Sequence[float] = (),
 ) -> FaultOutcome:
-    """Find a fault's outcome between its injection and the next one.
+    """Find a fault's outcome between its injection and the next one, or the end of the run.
 
-    Args:
-        injection: the fault.
-        until: time of the next fault, or of the end of the run.
-        events: of the run.
-        rows: all steps of the run in order, the repeated ones too.
-        undisturbed: loss by step of a run without faults.
-        resumed_at: times at which the drill resumed the run.
+    `rows` are all steps of the run in order, the repeated ones too. `undisturbed` has the loss by step of a run without
+    faults. The drill resumed the run at the times `resumed_at`.
     """
     since = [event for event in events if injection.at <= event["t"] < until]
     seen = [event["t"] for event in since if event["kind"] in _NOTICED or event.get("state") in WAITING_STATES]

@@ -106,11 +106,7 @@ class GpuDriver:
 
 
 def read_driver(nvml: Any) -> GpuDriver:
-    """Read every GPU of the driver.
-
-    Args:
-        nvml: the module pynvml, or an object with its functions.
-    """
+    """Read every GPU of the driver by pynvml, or an object with its functions."""
     try:
         nvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -227,12 +223,8 @@ _SAMPLE_S = 0.1
 
 
 def read_amd_driver(root: Path, devices: Sequence[Path], read: ReadText) -> GpuDriver:
-    """The driver `amdgpu` and the accelerators that it drives.
-
-    Args:
-        root: folder of the node's file system.
-        devices: folders of the accelerators on the PCI bus, in order.
-        read: the text of a file; empty if there is none.
+    """The driver `amdgpu` in the node's file system below `root`, and the accelerators that it drives: `devices` are
+    their folders on the PCI bus, in order.
     """
     if not (root / AMDGPU_MODULE).is_dir():
         return GpuDriver(error="amdgpu is not loaded")

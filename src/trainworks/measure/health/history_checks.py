@@ -13,7 +13,7 @@ from trainworks.measure.health.gpu_checks import AWS, AZURE
 from trainworks.measure.health.host_checks import NPD
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable
 from trainworks.recover.node_history import AVOID_FROM
-from trainworks.recover.repair_policy import GPUS_RESET
+from trainworks.recover.repairs import GPUS_RESET
 from trainworks.units import DAY_S
 
 _SXID = re.compile(r"nvidia-nvswitch\d+: SXid \(PCI:[0-9a-fA-F:.]+\): \d+, (?P<severity>Fatal|Non-fatal).*")

@@ -28,13 +28,8 @@ from trainworks.record.run_dir import RunDir
 class Copier:
     """Keeps the newest checkpoints of a run in another place.
 
-    Args:
-        run_dir: of the run.
-        place: of the copies.
-        keep: complete copies to keep there.
-        state: of the run.
-        best_step: step of the best evaluation, whose copy is spared.
-        number: of the place among those of the run; each has a copier of its own.
+    It keeps `keep` complete copies, and spares that of the best evaluation. `number` is that of the place among those
+    of the run; each has a copier of its own.
     """
 
     def __init__(

@@ -27,13 +27,10 @@ _READ_BYTES = 1 << 20
 
 
 class S3Place:
-    """A prefix of a bucket.
+    """A prefix of a bucket, `s3://bucket/prefix/RUN`.
 
-    Args:
-        address: `s3://bucket/prefix/RUN`.
-        endpoint: of the store; that of the environment, or AWS, when None.
-        region: of the bucket; that of the environment when None.
-        part_bytes: size of a part; a file of more than 9,000 parts has larger ones.
+    `endpoint` and `region` are those of the environment when None, and the store is AWS's without any. A file of more
+    than 9,000 parts has parts larger than `part_bytes`.
 
     Raises:
         MissingExtraError: botocore is not installed.

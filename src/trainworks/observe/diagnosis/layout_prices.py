@@ -49,16 +49,10 @@ class PricedLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutPrices:
-    """Prices of the layouts of one run.
+    """Prices of the layouts of one run, near its own `layout`.
 
-    Args:
-        price: memory and step time of a layout.
-        workload: of the run.
-        shape: of its model.
-        layout: of the run.
-        limit_bytes: memory that a rank may use.
-        search: finds the best layouts of these ranks, the best first.
-        support: of the model by the worker.
+    `price` gives memory and step time of a layout, of which a rank may use `limit_bytes`. `search` finds the best
+    layouts of these ranks, the best first. `support` is that of the model by the worker.
     """
 
     price: Pricing

@@ -177,11 +177,7 @@ class RunFacts:
         return self._interval_columns(CALLBACK_COLUMNS)
 
     def callback_times(self, count: int) -> tuple[Floats, Floats]:
-        """Seconds of each of `count` callbacks: in the intervals in which it was the longest, and after the last step.
-
-        Args:
-            count: of the callbacks in the run file.
-        """
+        """Seconds of each callback: in the intervals in which it was the longest, and after the last step."""
         longest, longest_s, _ = self.callbacks[:, self.callbacks[0] < count]
         in_steps = np.zeros(count)
         np.add.at(in_steps, longest.astype(int), longest_s)

@@ -208,8 +208,7 @@ GPU_FAMILIES = (
 class GpuReader:
     """Reads all GPUs of this machine; the driver stays open between two scrapes.
 
-    Args:
-        nvml: the module pynvml, or an object with its functions.
+    `nvml` is the module pynvml, or an object with its functions.
     """
 
     def __init__(self, nvml: Any = pynvml) -> None:

@@ -57,12 +57,8 @@ QUEUE_FAMILIES = (
 def queue_samples(
     counts: Mapping[JobState, int], live: Sequence[ClusterJob], *, drained_nodes: int
 ) -> Iterator[MetricSample]:
-    """Metrics of the queue.
-
-    Args:
-        counts: all jobs of the queue by state.
-        live: jobs that have not ended.
-        drained_nodes: nodes that get no more jobs.
+    """Metrics of the queue: `counts` of all its jobs by state, the jobs that have not ended, and nodes that get no more
+    jobs.
     """
     waiting = [job for job in live if job.state.waits]
     holders = [job for job in live if job.state.holds_resources]

@@ -116,12 +116,7 @@ def _dcgm_pods() -> Mapping[str, object]:
 
 
 def target_files(nodes: Iterable[str], labels: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Lists of the exporters of these nodes, by file name; Prometheus notices when they change.
-
-    Args:
-        nodes: names or addresses.
-        labels: of their metrics.
-    """
+    """Lists of the exporters of these nodes, names or addresses, by file name; Prometheus notices when they change."""
     names = sorted(set(nodes))
     files = {}
     for job, port in EXPORTER_PORTS.items():
@@ -202,10 +197,8 @@ _HEADER = f"""\
 def exporter_manifest(image: str) -> str:
     """Manifest of the DaemonSet, ready for `kubectl apply`, and of the rights that Prometheus needs.
 
-    The queue and the runs are not here: one exporter beside the queue has them.
-
-    Args:
-        image: image with Trainworks; with `trainworks[amd]` for nodes with AMD's GPUs.
+    The queue and the runs are not here: one exporter beside the queue has them. On nodes with AMD's GPUs the image
+    needs `trainworks[amd]`.
     """
     return _HEADER + "---\n".join(to_yaml(document) for document in (_daemon_set(image), *_rights_of_prometheus()))
 

@@ -1,16 +1,76 @@
-"""Rules of Prometheus: alerts, recorded series, their tests for `promtool test rules`, and the counters they read."""
+"""Alerts as data, and the rules of Prometheus: alerts, recorded series, their tests for `promtool test rules`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from string import Template
+from typing import Any, Literal
 
 from trainworks.config.source import read_package_data
+from trainworks.config.spec import Frozen
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.metrics.gpus import GPU_FAMILIES
-from trainworks.observe.monitoring.alerts import ALERTS, RUN_ALERTS, AlertCase, AlertRule, with_labels
 from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.observe.monitoring.prometheus import OWNER
+
+AlertSeverity = Literal["critical", "warning"]
+_LABEL = re.compile(r"{{ \$labels\.(\w+) }}")
+
+
+class AlertCase(Frozen):
+    """Series of a unit test, one value a minute in promtool's notation, and when the alert is looked for."""
+
+    at: str
+    series: Mapping[str, str]
+    labels: Mapping[str, str] = {}
+    """Labels of the alert that fires."""
+
+
+class AlertRule(Frozen):
+    """One alert."""
+
+    name: str
+    expr: str
+    summary: str
+    """Sentence for the person on duty; `{{ $labels.run }}` stands for a label."""
+    threshold: str
+    """Where the limit comes from."""
+    action: str
+    """Imperative."""
+    severity: AlertSeverity
+    lasts: str = "0m"
+    """Time for which the expression must hold."""
+    fires: AlertCase
+    quiet: AlertCase
+
+    def annotations(self, docs: str | None) -> dict[str, str]:
+        """Texts of the alert; without an address of the documentation, `runbook_url` is relative to its start page."""
+        return {"summary": self.summary, "action": self.action, "runbook_url": self.runbook_url(docs)}
+
+    def runbook_url(self, docs: str | None) -> str:
+        """Address of the alert in the documentation."""
+        page = f"reference/alerts.html#{self.name.lower()}"
+        return page if docs is None else f"{docs.rstrip('/')}/{page}"
+
+
+def with_labels(text: str, labels: Mapping[str, str]) -> str:
+    """A text with the values of the labels that it names."""
+    return _LABEL.sub(lambda match: labels[match[1]], text)
+
+
+_DATA = read_package_data(__package__, "alerts")
+
+
+def _alerts(subject: str) -> tuple[AlertRule, ...]:
+    rows: list[dict[str, Any]] = _DATA[subject]
+    expressions = [Template(row["expr"]).substitute(_DATA["fragments"]) for row in rows]
+    return tuple(AlertRule(**row | {"expr": expr}) for row, expr in zip(rows, expressions, strict=True))
+
+
+RUN_ALERTS = _alerts("runs")
+ALERTS = (*RUN_ALERTS, *_alerts("nodes"))
+
 
 _TEAM_OF_RUN = (
     "{{ with printf \"last_over_time(trainworks_job_node_info{run='%s'}[1d])\" $labels.run | query }}"
@@ -24,11 +84,8 @@ RECORDED: dict[str, tuple[str, str]] = {
 
 
 def alert_rules(of_zabbix: Collection[str] = (), docs: str | None = None) -> str:
-    """The rule file of all alerts.
-
-    Args:
-        of_zabbix: names of the alerts that Zabbix tells people about.
-        docs: address of the start page of the documentation.
+    """The rule file of all alerts; Zabbix tells people about those of `of_zabbix`, and `docs` is the start page of the
+    documentation.
     """
     return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert, of_zabbix, docs) for alert in ALERTS]}]})
 
@@ -42,10 +99,7 @@ def recording_rules() -> str:
 def alert_tests(rule_file: str, of_zabbix: Collection[str] = (), docs: str | None = None) -> str:
     """Two unit tests of each alert: one in which it fires with all its texts, and one in which it does not.
 
-    Args:
-        rule_file: name of the file of the alerts.
-        of_zabbix: as for `alert_rules`.
-        docs: as for `alert_rules`.
+    The other arguments are those of `alert_rules`, which wrote `rule_file`.
     """
     tests = [_test(alert, case, of_zabbix, docs) for alert in ALERTS for case in (alert.fires, alert.quiet)]
     return to_yaml({"rule_files": [rule_file], "evaluation_interval": "1m", "tests": tests})

@@ -16,7 +16,7 @@ from trainworks.config.source import read_package_data
 from trainworks.config.spec import Frozen
 from trainworks.host.listening import EXPORTER_ADDRESS
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.observe.monitoring.alerts import AlertRule, with_labels
+from trainworks.observe.monitoring.rules import AlertRule, with_labels
 
 Discovered = Literal["", "GPU", "RUN", "CHECK"]
 """What a trigger or an item exists for: the node, or each GPU, run or health check that a scrape names."""
@@ -76,10 +76,7 @@ _REFERENCE = re.compile(r"{(\w+)}")
 def zabbix_template(alerts: Mapping[str, AlertRule], *, scrape_interval_s: int, docs: str | None = None) -> str:
     """The template as YAML, for `Configuration > Templates > Import`.
 
-    Args:
-        alerts: by name; those that the template has take their texts from here.
-        scrape_interval_s: time between two scrapes.
-        docs: address of the start page of the documentation.
+    The alerts that it has take their texts from `alerts`, by name. `docs` is the start page of the documentation.
     """
     content = {
         "uuid": _uuid(_TEMPLATE),

@@ -207,13 +207,7 @@ class Feed:
     """Sends what is new in the record to one tracker.
 
     Everything that was sent is stored at once, so a killed process, a tracker that was down and a resumed run lead to
-    the same content.
-
-    Args:
-        run_dir: of the run.
-        name: of the tracker.
-        open_tracker: makes the tracker.
-        state: of the run, LOST if its supervisor is gone.
+    the same content. `state` of the run is LOST if its supervisor is gone.
     """
 
     def __init__(self, run_dir: RunDir, name: str, open_tracker: OpenTracker, state: Callable[[], JobState]) -> None:

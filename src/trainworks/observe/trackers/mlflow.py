@@ -32,12 +32,8 @@ class MLflowTracker(Tracker):
     """One run in an experiment.
 
     MLflow keeps a metric once per key, time, step and value, so a batch that is repeated after a lost answer changes
-    nothing. The run is found again by a tag when the answer to its creation was lost.
-
-    Args:
-        run: the run.
-        state: `run_id` and `experiment_id` of an earlier process.
-        options: those of the run file.
+    nothing. The run is found again by a tag when the answer to its creation was lost. `state` has `run_id` and
+    `experiment_id` of an earlier process.
     """
 
     name: ClassVar[str] = "mlflow"

@@ -18,13 +18,7 @@ class TensorBoardTracker(Tracker):
     """One event file per run, to which every process appends.
 
     The state has the length of the file: what a killed process wrote beyond it is cut off and written again, so every
-    point is in the file once.
-
-    Args:
-        run: the run.
-        state: `file` and `bytes` of an earlier process.
-        options: those of the run file.
-        working_folder: folder that a relative `folder` of the options starts from.
+    point is in the file once. A relative `folder` of the options starts from `working_folder`.
     """
 
     name: ClassVar[str] = "tensorboard"

@@ -41,11 +41,7 @@ class Tracker(ABC):
     """Sends one run to one tracker.
 
     A call returns when the tracker has the data, or raises; the caller repeats a call that raised. `state` names the
-    tracker's run and is stored after every call, so that a later process continues that run.
-
-    Args:
-        run: the run.
-        state: what an earlier process stored; empty for a new run.
+    tracker's run and is stored after every call, so that a later process continues that run. It is empty for a new run.
     """
 
     name: ClassVar[str]
@@ -69,12 +65,10 @@ class Tracker(ABC):
 
     @abstractmethod
     def send_points(self, points: Sequence[MetricPoint], *, repeated: bool) -> None:
-        """Send metrics.
+        """Send metrics, at least one point, in the order of their steps.
 
-        Args:
-            points: at least one, in the order of their steps.
-            repeated: True after a restart from before: the earlier points of these steps and of later ones are lost
-                work.
+        They are `repeated` after a restart from before: the earlier points of these steps and of later ones are lost
+        work.
         """
 
     def send_artifact(self, path: Path, name: str) -> bool:

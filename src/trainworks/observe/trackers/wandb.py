@@ -17,11 +17,7 @@ class WandBTracker(Tracker):
 
     All processes of a run use one id, so a resumed run continues its curves, online and after `wandb sync`. The client
     keeps what it sends on disk first; points that a killed process sent but did not store come twice, at their step.
-
-    Args:
-        run: the run.
-        state: `folder` of an earlier process.
-        options: those of the run file.
+    `state` has the `folder` of an earlier process.
     """
 
     name: ClassVar[str] = "wandb"

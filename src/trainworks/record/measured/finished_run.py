@@ -75,11 +75,8 @@ def remember_finished(file: Path, finished: FinishedRun) -> None:
 
 
 def read_finished(file: Path, machine: str | None = None) -> list[FinishedRun]:
-    """Finished runs, oldest first; torn lines and those of other versions are skipped.
-
-    Args:
-        file: JSON lines.
-        machine: kind of machine; all of them when left out.
+    """Finished runs in a file, on one kind of machine if it is given, oldest first; torn lines and those of other
+    versions are skipped.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()

@@ -106,11 +106,8 @@ class AnchorSearch:
     """Looks for the first quiet window among the steps of one start of the ranks.
 
     The first five steps are left out, and all up to the first evaluation where that is due within 100 steps. A window
-    has 15 steps at least and lasts a second at least; one with more unrest than 10 % is dropped as a whole.
-
-    Args:
-        attempt: start of the ranks whose steps these are.
-        evaluates_every: steps between two evaluations; None for a run that does not evaluate.
+    has 15 steps at least and lasts a second at least; one with more unrest than 10 % is dropped as a whole. `attempt`
+    is that start, and `evaluates_every` the steps between two evaluations; None for a run that does not evaluate.
     """
 
     def __init__(self, attempt: int, evaluates_every: int | None) -> None:

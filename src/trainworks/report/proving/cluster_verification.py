@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from trainworks.deploy.cluster_verification import ClusterVerification, NodeVerdict
+from trainworks.deploy.verification import ClusterVerification, NodeVerdict
 from trainworks.measure.bench.bench_report import BenchReport
 from trainworks.measure.bench.verdict import BenchVerdict
 from trainworks.report.rendering.document import Document, Section, Styled, Table, Text, left

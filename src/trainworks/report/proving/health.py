@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from trainworks.backends.backend import NodeStatus
 from trainworks.host.machine_load import MachineLoad
 from trainworks.measure.health.check import CheckResult
-from trainworks.measure.health.fleet import FleetHealth
-from trainworks.measure.health.node_health import NodeHealth
+from trainworks.measure.health.node_health import FleetHealth, NodeHealth
 from trainworks.recover.repairs import RepairEvent
 from trainworks.report.overview import cluster_picture, machine_blocks, nodes_document
 from trainworks.report.rendering.document import Details, Document, Row, Section, Style, Styled, Table, Text, left

@@ -192,13 +192,7 @@ def build_comparison(
 
 
 def compare_anchor(plan: Plan, anchor: StepAnchor, steps: Steps) -> AnchorComparison:
-    """Hold the steps after the anchor against it.
-
-    Args:
-        plan: of the layout that the anchor holds for.
-        anchor: of the run.
-        steps: effective ones of that layout.
-    """
+    """Hold the effective steps of a layout after its anchor against it."""
     planned_s, found = plan.step_time.total_s, anchor.found
     text, measured_s, slow_share = f"planned {format_duration(planned_s)} a step, ", None, None
     if found is None:

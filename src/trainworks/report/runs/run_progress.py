@@ -100,10 +100,8 @@ class RunFollower:
         self._anchor_changed_ns = 0
 
     def look(self, *, since: float = 0.0) -> Progress:
-        """The run as it stands now; the events are those since the last look.
-
-        Args:
-            since: leave out steps and events before this moment, those of an earlier launch.
+        """The run as it stands now; the events are those since the last look. Steps and events before `since`, those of
+        an earlier launch, are left out.
         """
         progress = self._progress
         # The status first: whatever was written before a final state is then read below.

@@ -196,13 +196,10 @@ class Report(ReportPart, Result):
 def build_report(
     run_dir: RunDir, now: float, *, state: str | None = None, metrics: MetricColumns | None = None
 ) -> Report:
-    """Read a run's record and say what it says.
+    """Read the record of a run in any state and say what it says; one that is still going ends `now`.
 
-    Args:
-        run_dir: of a run in any state, also one that is still going.
-        now: seconds since the epoch; the end of a run that is still going.
-        state: as seen from outside, where the record cannot know it: `LOST` ends a run with its last sign of life.
-        metrics: of the run, where they were read already; a million steps take seconds.
+    `state` is as seen from outside, where the record cannot know it: `LOST` ends a run with its last sign of life.
+    `metrics` are given where they were read already; a million steps take seconds.
 
     Raises:
         EnvironmentProblem: the resolved run is missing or was written by another format.

@@ -107,10 +107,8 @@ class Command:
 class Script:
     """Shell code, as a file or as a part of one.
 
-    Args:
-        text: the code.
-        line: number of its first line in the file.
-        indent: characters that precede each of its lines in the file.
+    `line` is the number of its first line in the file, and `indent` the number of characters that precede each of its
+    lines there.
     """
 
     def __init__(self, text: str, *, line: int = 1, indent: int = 0) -> None:
