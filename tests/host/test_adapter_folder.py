@@ -118,6 +118,14 @@ def test_a_tensor_of_another_kind_is_refused(tmp_path):
         continued(Adapter(folder=str(write(tmp_path / "adapter", content))))
 
 
+def test_names_of_a_file_cannot_write_to_the_terminal(tmp_path):
+    content = tensors() | {"\x1b[2J" + "x" * 1000: np.ones((2, 2), np.float32)}
+    with pytest.raises(UsageError) as refused:
+        continued(Adapter(folder=str(write(tmp_path / "adapter", content))))
+    assert "\x1b" not in refused.value.message
+    assert len(refused.value.message) < 600
+
+
 def test_a_pickle_is_never_opened(tmp_path):
     folder = write(tmp_path / "adapter")
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")

@@ -15,6 +15,7 @@ from trainworks.errors import UsageError
 _CONFIG, _WEIGHTS, _PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
 _LONGEST_HEADER = 100_000_000
 """Bytes; the library of safetensors reads no longer one."""
+_LONGEST_REASON = 300
 _A, _B, _MAGNITUDES = "lora_A.weight", "lora_B.weight", "lora_magnitude_vector"
 _TENSOR = re.compile(rf"base_model\.model\.(.+)\.({re.escape(_A)}|{re.escape(_B)}|{_MAGNITUDES})")
 _READ = {"rank": "r", "alpha": "lora_alpha", "dropout": "lora_dropout", "use_dora": "use_dora"}
@@ -65,8 +66,9 @@ def continued(adapter: Adapter) -> Adapter:
 
 
 def _refusal(folder: Path, why: str) -> UsageError:
+    shown = "".join(each if each.isprintable() else "?" for each in why[:_LONGEST_REASON])  # names are the file's
     hint = "training continues from LoRA and DoRA of linear layers, as `trainworks export` and `peft` write them"
-    return UsageError(f"cannot continue from the adapter in `{folder}`: {why}", hint=hint)
+    return UsageError(f"cannot continue from the adapter in `{folder}`: {shown}", hint=hint)
 
 
 def _config(folder: Path) -> dict[str, Any]:

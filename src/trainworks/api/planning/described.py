@@ -244,7 +244,7 @@ class PlannedModel:
     vocabulary_note: str | None = None
     """The vocabulary that the run file leaves out and the plan takes; None where it is given."""
     adapter: Adapter | None = None
-    """That of the run file, or of the folder that it continues from."""
+    """The run file names its settings, or the folder that it continues from has them."""
 
     def job(self, workload: Workload, cluster: ClusterDescription) -> AnyJob:
         """The model trained on a cluster."""

@@ -107,8 +107,8 @@ def _add_adapter(layer: nn.Module, adapter: Adapter) -> None:
     if adapter.use_dora:
         magnitudes = torch.empty(outputs, device=device)
         if isinstance(weight, DTensor):
-            cut = Shard(0) if Shard(0) in weight.placements else Replicate()
-            magnitudes = distribute_tensor(magnitudes, weight.device_mesh, [cut])
+            by_outputs = Shard(0) in weight.placements
+            magnitudes = distribute_tensor(magnitudes, weight.device_mesh, [Shard(0) if by_outputs else Replicate()])
         layer.lora_magnitude_vector = nn.Parameter(magnitudes)
     layer.adapter_is_off = False  # type: ignore[assignment]
     scale = adapter.alpha / adapter.rank
@@ -207,8 +207,9 @@ def draw_adapters(parts: Iterable[nn.Module], *, seed: int) -> None:
                 if magnitudes is not None:
                     weight = frozen_weight(layer)
                     if isinstance(weight, DTensor):  # whole rows; moved where the mesh can gather it
-                        there: DTensor = weight.to(weight.device_mesh.device_type)  # type: ignore[assignment]
-                        weight = there.full_tensor()
+                        weight = weight.to(weight.device_mesh.device_type)
+                        assert isinstance(weight, DTensor)
+                        weight = weight.full_tensor()
                     fill_part(magnitudes, torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32))
 
 
