@@ -235,11 +235,7 @@ def test_a_run_is_refused_and_a_plan_is_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        (
-            "diffusion",
-            "image-classification",
-            "`task: image-classification` needs `data.image_size`, and no other size",
-        ),
+        ("diffusion", "image-classification", "needs `data.image_size`, and no other size"),
         ("wan2.1-1.3b", "vit-b16", "`vit-b16` does not denoise latents, and `task` is diffusion"),
         ("wan2.1-1.3b", "resnet-50", "`resnet-50` does not denoise latents, and `task` is diffusion"),
         ("image_size: 832, ", "", "`image_height` needs `image_size`, the width"),

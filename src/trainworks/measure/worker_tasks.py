@@ -39,7 +39,7 @@ class PreparedData(TypedDict):
     held_out_samples: dict[str, int]
     fingerprint: str
     tokenization: str | None
-    gain: dict[str, Any] | None
+    gain: Mapping[str, object] | None
     """A `trainworks.worker.data.card.ReencodingGain` as JSON."""
     damaged: int
     seconds: float

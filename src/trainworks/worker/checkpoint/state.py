@@ -55,7 +55,7 @@ class StateWithCallbacks:
     callbacks: Callbacks
 
     def checkpoint_state(self) -> Mapping[str, object]:
-        """That of the optimizer, and `callbacks`."""
+        """State of the optimizer, and of `callbacks`."""
         return {**self.optimizer.checkpoint_state(), "callbacks": CallbackStates(self.callbacks, dist.get_rank())}
 
     def fill_state(self) -> None:
