@@ -66,7 +66,7 @@ class DiffusionTransformer(Spec):
     text_layers: int = 0
     """Layers whose queries, keys and values of the text have weights of their own (MMDiT)."""
     text_outputs: int = 0
-    """Those among these layers whose attention output and MLP of the text have weights of their own: all but a last one."""
+    """Those of them whose attention output and MLP of the text have weights of their own: all but a last one."""
     single_layers: int = 0
     """Layers whose attention and MLP stand side by side, behind one norm (Flux)."""
     modulation: int = 0
