@@ -15,7 +15,7 @@ from trainworks.record.metrics import named_figures
 from trainworks.record.step_time import StepTimeGroups
 
 COLUMNS = (
-    *("step", "attempt", "t", "loss", "accuracy", "grad_norm", "lr", "tokens", "step_s"),
+    *("step", "attempt", "t", "loss", "grad_norm", "lr", "tokens", "step_s"),
     *("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s", "other_s", "memory_peak_bytes"),
 )
 """Numbers of a row; NaN where a row lacks the value."""
@@ -26,7 +26,10 @@ SLOWEST_COLUMNS = ("slowest_rank", "slowest_extra_s", "slowest_extra_data_s")
 """Fields of `slowest`, on the last row of a logging interval."""
 CALLBACK_COLUMNS = ("callbacks_longest", "callbacks_longest_s", "callbacks_total_s")
 """Fields of `callbacks`, on the last row of a logging interval."""
-_ALL = (*COLUMNS, *EVALUATION_COLUMNS, "skipped", *SLOWEST_COLUMNS, "callback_s", *CALLBACK_COLUMNS, "num_steps")
+_ALL = (
+    *(*COLUMNS, "accuracy", *EVALUATION_COLUMNS, "skipped", *SLOWEST_COLUMNS),
+    *("callback_s", *CALLBACK_COLUMNS, "num_steps"),
+)
 """With the reason of a skipped step as its index in `_SKIPPED`."""
 _CHUNK_BYTES = 1 << 20
 """Lines that are decoded at once: their objects take several times the memory of their text."""
