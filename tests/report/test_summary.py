@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.record.resolved import CompileChoice
 from trainworks.report.runs.part import printable
 from trainworks.report.runs.summary import Report, build_report
-from trainworks.report.wording import headline
+from trainworks.report.wording import headline, key_figures
 
 RunStart = Callable[..., Any]
 
@@ -36,6 +37,19 @@ def test_a_command_has_attempts_and_wall_clock_but_no_plan(start_run: RunStart) 
     assert not any((report.training, report.comparison, report.ledger, report.curves))
     assert report.command == ("python train.py",)
     assert (report.state, report.wall_clock_s, len(report.failures)) == ("FAILED", 5.0, 1)
+
+
+def test_the_worker_and_the_report_have_what_the_plan_chose_of_compile_auto(start_run: RunStart) -> None:
+    for compiled in (False, True):
+        chosen = CompileChoice(compiled=compiled, saved_s=90.0, compile_s=60.0, source="an assumption")
+        run = start_run(compile_choice=chosen).launch().steps(3)
+        resolved = run.run_dir.read_resolved()
+        assert resolved.workload.compiles is compiled
+        figures = {label: (value, remark) for label, value, remark in key_figures(run.report())}
+        assert figures["compile"] == ("auto", chosen.describe())
+        run.event("compiled", compile_s=50.0, compiled_s=0.3, eager_s=0.4)
+        figures = {label: (value, remark) for label, value, remark in key_figures(run.report())}
+        assert figures["compile"][1].endswith(f"50 s to compile; planned {chosen.describe()}")
 
 
 def test_attempts_say_what_they_did(finished_run: Any) -> None:

@@ -76,7 +76,8 @@ def activation_bytes(
                    log-sum-exp, and e H d / t more after Ulysses' exchange
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
                    without a gate
-        experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
+        experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more; with a capacity
+                   times its factor
         mixers     e (3 i + 2 G N + H) / t: the outputs of the input projection and of the scan, whose kernel computes
                    the convolution, the states and the norm again (mamba_ssm, ssd_combined.py)
 
@@ -164,8 +165,9 @@ def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool) -> tuple[Array
     if not shape.experts:
         return rest * dense * ones, rest * first * ones
     hidden = (2.0 * ones if fused else np.where(layouts.ep > 1, 5.0, 3.0)) * (shape.expert_latent or shape.hidden)
-    routed = shape.experts_per_token * (kept * shape.expert_feed_forward + hidden)
-    routed_first = shape.experts_per_token * (gates * shape.expert_feed_forward + (shape.expert_latent or shape.hidden))
+    copies = shape.experts_per_token * layouts.expert_rows
+    routed = copies * (kept * shape.expert_feed_forward + hidden)
+    routed_first = copies * (gates * shape.expert_feed_forward + (shape.expert_latent or shape.hidden))
     if not shape.state_space:
         rest = 1 - share
     width = share * (routed + kept * shape.shared_feed_forward) + rest * dense

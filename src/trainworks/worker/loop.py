@@ -183,7 +183,8 @@ class Trainer:
         grad_norm = self.optimizer.step(step - 1, loss)
         self._last = loss, grad_norm
         marks.optimizer = self.timeline.mark()
-        self.telemetry.add(step, loss, grad_norm, self.optimizer.verdict, self.optimizer.lr, marks)
+        overflow = self.parallel.take_overflow()
+        self.telemetry.add(step, loss, grad_norm, self.optimizer.verdict, self.optimizer.lr, marks, overflow)
         return marks
 
     def _evaluate(self, step: int, marks: StepMarks, *, asked: bool) -> bool:

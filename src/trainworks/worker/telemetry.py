@@ -57,6 +57,7 @@ class _Step:
     verdict: Tensor
     lr: float
     marks: StepMarks
+    overflow: Tensor | None = None
     evaluation: EvaluationResult | None = None
 
 
@@ -80,9 +81,18 @@ class Telemetry:
         """The first interval begins now."""
         self._interval_began = time.perf_counter()
 
-    def add(self, step: int, loss: Tensor, grad_norm: Tensor, verdict: Tensor, lr: float, marks: StepMarks) -> None:
+    def add(
+        self,
+        step: int,
+        loss: Tensor,
+        grad_norm: Tensor,
+        verdict: Tensor,
+        lr: float,
+        marks: StepMarks,
+        overflow: Tensor | None = None,
+    ) -> None:
         """Take one step's results; nothing is computed or copied yet."""
-        self._steps.append(_Step(step, loss, grad_norm, verdict, lr, marks))
+        self._steps.append(_Step(step, loss, grad_norm, verdict, lr, marks, overflow))
 
     def add_evaluation(self, result: EvaluationResult) -> None:
         """Take the result of the evaluation after the last step; it is the same on every rank."""
@@ -90,7 +100,12 @@ class Telemetry:
 
     def flush(self, mine: Agreement) -> Agreement:
         """Average the interval over the ranks, write it (rank 0), and agree."""
-        values = torch.stack([torch.stack([s.loss, s.grad_norm, s.verdict]) for s in self._steps]).double().cpu()
+        none = torch.zeros((), device=self._steps[0].loss.device)
+        of_steps = [
+            torch.stack([s.loss, s.grad_norm, s.verdict, none if s.overflow is None else s.overflow])
+            for s in self._steps
+        ]
+        values = torch.stack(of_steps).double().cpu()
         losses = values[:, 0].clone()
         now = time.perf_counter()
         elapsed_s, self._interval_began = now - self._interval_began, now
@@ -106,7 +121,7 @@ class Telemetry:
         sizes = [values.numel(), durations.numel(), flags.numel(), by_rank.numel(), 1]
         values, durations, flags, by_rank, elapsed = packed.split(sizes)
         # One pipeline stage in `num_stages` has the loss, the others report 0; all have norm and verdict.
-        values = values.view(-1, 3) / world * torch.tensor([self.num_stages, 1, 1])
+        values = values.view(-1, 4) / world * torch.tensor([self.num_stages, 1, 1, 1])
         skipped = self._skipped(values)
         if dist.get_rank() == 0:
             rows = self._rows(values, durations.view(-1, _DURATIONS) / world, elapsed.item() / world)
@@ -139,10 +154,10 @@ class Telemetry:
         return torch.cat([parts, callbacks.sum(1, keepdim=True)], 1), callbacks
 
     def _skipped(self, values: Tensor) -> tuple[SkippedStep, ...]:
-        """The steps of the interval that were left out, from loss, gradient norm and verdict [steps, 3]."""
+        """The steps of the interval that were left out, from loss, gradient norm and verdict [steps, 4]."""
         judged = (
             (step.step, reason_of(verdict, loss, loss_scaling=self.loss_scaling), loss, norm)
-            for step, (loss, norm, verdict) in zip(self._steps, values.tolist(), strict=True)
+            for step, (loss, norm, verdict, _) in zip(self._steps, values.tolist(), strict=True)
         )
         return tuple(SkippedStep(step, reason, loss, norm) for step, reason, loss, norm in judged if reason)
 
@@ -162,7 +177,7 @@ class Telemetry:
         other_s = max(0.0, elapsed_s - float(whole_s.sum())) / len(self._steps)
         ends_at = time.time() - elapsed_s + (whole_s + other_s).cumsum(0)
         rows: list[MetricsRow] = []
-        for step, (loss, norm, _), parts, t in zip(
+        for step, (loss, norm, _, overflow), parts, t in zip(
             self._steps, values.tolist(), durations.tolist(), ends_at.tolist(), strict=True
         ):
             total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s, evaluation_s, callback_s = parts
@@ -184,6 +199,8 @@ class Telemetry:
                     other_s=other_s,
                 )
             )
+            if step.overflow is not None:
+                rows[-1]["overflow"] = overflow
             if step.evaluation is not None:
                 rows[-1] |= {"evaluation_s": evaluation_s, "evaluation": step.evaluation}
             if step.marks.callbacks_s:

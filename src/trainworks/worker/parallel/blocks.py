@@ -37,12 +37,13 @@ _KEPT_BY_NAME = "torch_attn._varlen_attn.default"
 """Another one, which torch registers where it is used."""
 
 
-def use_float8(blocks: Sequence[nn.Module], *, emulate: bool) -> None:
+def use_float8(blocks: Sequence[nn.Module], *, emulate: bool, gather: bool = False) -> None:
     """Let the linear layers of the blocks multiply in fp8; parameters keep their names and stay as they are stored.
 
     Scaling is dynamic per tensor (torchao): inputs and weights in e4m3, gradients of outputs in e5m2 (Micikevicius et
     al. 2022), sums in higher precision. Embeddings, output, norms, routers and grouped products of experts stay in
     bf16. `emulate` rounds to fp8 and multiplies in bf16, where the hardware has no such product.
+    With `gather` FSDP2 gathers weights that are rounded already, with the largest value of all shards.
 
     Raises:
         MissingExtraError: torchao is not installed.
@@ -51,8 +52,9 @@ def use_float8(blocks: Sequence[nn.Module], *, emulate: bool) -> None:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  # needed by few
     except ImportError:
         raise MissingExtraError("torchao", "fp8") from None
+    config = Float8LinearConfig(emulate=emulate, enable_fsdp_float8_all_gather=gather)
     for block in blocks:
-        convert_to_float8_training(block, module_filter_fn=_fits, config=Float8LinearConfig(emulate=emulate))
+        convert_to_float8_training(block, module_filter_fn=_fits, config=config)
 
 
 def _fits(module: nn.Module, name: str) -> bool:

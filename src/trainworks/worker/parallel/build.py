@@ -22,7 +22,7 @@ from trainworks.worker.loss import spread_nonfinite, weighted
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.adapters import adapt, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
-from trainworks.worker.models.experts import MixtureOfExperts
+from trainworks.worker.models.experts import Experts, MixtureOfExperts
 from trainworks.worker.parallel import data_parallel, model_parallel
 from trainworks.worker.parallel.blocks import offload_activations, recompute, use_float8
 from trainworks.worker.timing import Timeline, all_reduce, note_waits
@@ -86,6 +86,12 @@ class Parallel:
         self._module = parts[0]
         self._balances = [
             module.balance for part in parts for module in part.modules() if isinstance(module, MixtureOfExperts)
+        ]
+        self._padded = [
+            module.dispatch
+            for part in parts
+            for module in part.modules()
+            if isinstance(module, Experts) and isinstance(module.dispatch, model_parallel.PaddedDispatch)
         ]
         self._last_gradient: data_parallel.LastGradient | None = None
         layout = setup.mesh.layout
@@ -183,8 +189,19 @@ class Parallel:
         """Micro-batches of the smallest step: one, or as many as the pipeline's schedule is made for."""
         return 1 if self._pipeline is None else self.mesh.layout.grad_accum_steps
 
+    def take_overflow(self) -> Tensor | None:
+        """Share of the copies of tokens that were left out since the last call; None without `expert_capacity`."""
+        if self.mesh.layout.expert_capacity is None:
+            return None
+        routed = sum(each.routed for each in self._padded)
+        share = sum((each.dropped for each in self._padded), torch.zeros((), device=self._device)) / max(1, routed)
+        for each in self._padded:
+            each.routed, each.dropped = 0, torch.zeros_like(each.dropped)
+        return share
+
     def settle(self) -> None:
         """To be called once after a first step whose gradients were thrown away."""
+        self.take_overflow()
         if self._last_gradient is not None:
             self._last_gradient.keep_only_last()
 
@@ -337,7 +354,7 @@ def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
             part, mesh.cp_group, first_position=mesh.cp_rank * (positions // layout.cp)
         )
     if layout.ep > 1:
-        model_parallel.apply_expert_parallel(part, mesh.ep)
+        model_parallel.apply_expert_parallel(part, mesh.ep, layout.expert_capacity)
     if part.config.balance_loss and layout.cp * layout.tp > 1:
         model_parallel.balance_sequences(part, mesh)
 
@@ -345,7 +362,7 @@ def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
 def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup) -> None:
     layout = setup.mesh.layout
     if setup.precision == "fp8":
-        use_float8(blocks, emulate=setup.device.type == "cpu")
+        use_float8(blocks, emulate=setup.device.type == "cpu", gather=layout.fp8_all_gather)
     recompute(blocks, layout.recompute)
     if setup.compiled:
         for block in blocks:
