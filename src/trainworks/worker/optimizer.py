@@ -19,6 +19,7 @@ from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.muon import MuonWithAdamW
+from trainworks.worker.parallel.blocks import stored_weight
 from trainworks.worker.parallel.build import tied_embedding
 from trainworks.worker.update_rules import AdamW8bit, Lion, adamw, group_of, parameter_groups, sgd
 
@@ -270,7 +271,9 @@ class _Parameter:
     def __init__(self, name: str, whole: nn.Parameter) -> None:
         self.name = name
         self.whole = whole
-        self.local = nn.Parameter(whole.to_local().detach()) if isinstance(whole, DTensor) else whole
+        self.local = whole
+        if isinstance(stored := stored_weight(whole.detach()), DTensor):
+            self.local = nn.Parameter(stored.to_local())
 
     @property
     def is_sharded(self) -> bool:

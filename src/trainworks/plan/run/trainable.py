@@ -106,11 +106,11 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
     sharded = (layouts.zero == 3) & (layouts.dp_shard * layouts.cp > 1)
     yield (
         "fp8_all_gather",
-        (layouts.fp8_all_gather > 0) & (~sharded | (workload.precision != "fp8")),
+        (layouts.fp8_all_gather > 0) & (~sharded | (workload.precision != "fp8") | (layouts.offload_optimizer > 0)),
         lambda one: (
-            "fp8_all_gather sends shards of weights in the 8 bits in which they are multiplied: it needs "
-            f"`precision: fp8`, which is {workload.precision}, and shards with zero: 3",
-            "set `dp_shard` and `precision: fp8`, or leave it out",
+            "fp8_all_gather sends shards as they are multiplied: it needs `precision: fp8` and shards with `zero: 3` "
+            "on the accelerator",
+            "set `dp_shard` and `precision: fp8` without `offload_optimizer`, or leave it out",
         ),
     )
     yield (

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
@@ -55,6 +56,27 @@ def use_float8(blocks: Sequence[nn.Module], *, emulate: bool, gather: bool = Fal
     config = Float8LinearConfig(emulate=emulate, enable_fsdp_float8_all_gather=gather)
     for block in blocks:
         convert_to_float8_training(block, module_filter_fn=_fits, config=config)
+
+
+def measure_scales(parts: Iterable[nn.Module]) -> None:
+    """Find the largest values of all weights that are gathered in 8 bits, in one all-reduce of a part.
+
+    They hold until the weights change. Without them each gather would begin with an all-reduce of its own.
+    """
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp  # noqa: PLC0415  # needed by few
+
+    for part in parts:
+        precompute_float8_dynamic_scale_for_fsdp(part)
+
+
+def stored_weight(weight: Tensor) -> Tensor:
+    """A weight without what torchao wraps around shards that are gathered in 8 bits: the same storage, in fp32."""
+    inner = getattr(weight.to_local(), "_tensor", None) if isinstance(weight, DTensor) else None
+    if inner is None:
+        return weight
+    assert isinstance(weight, DTensor)
+    sizes = {"shape": weight.shape, "stride": weight.stride()}
+    return DTensor.from_local(inner, weight.device_mesh, weight.placements, run_check=False, **sizes)
 
 
 def _fits(module: nn.Module, name: str) -> bool:

@@ -24,7 +24,7 @@ from trainworks.worker.models.adapters import adapt, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
 from trainworks.worker.models.experts import Experts, MixtureOfExperts
 from trainworks.worker.parallel import data_parallel, model_parallel
-from trainworks.worker.parallel.blocks import offload_activations, recompute, use_float8
+from trainworks.worker.parallel.blocks import measure_scales, offload_activations, recompute, use_float8
 from trainworks.worker.timing import Timeline, all_reduce, note_waits
 
 if TYPE_CHECKING:
@@ -117,6 +117,7 @@ class Parallel:
             Mean of the weighted losses of this rank's micro-batches, detached, on the device; 0 on ranks without the
             last stage.
         """
+        self._measure_scales()
         for balance in self._balances:
             balance.scale = scale
         if self._pipeline is not None:
@@ -162,6 +163,7 @@ class Parallel:
             [accumulation, 1 or 2]; zeros on ranks without the last stage.
         """
         accum = len(labels)
+        self._measure_scales()
         if self._pipeline is None:
             rows = []
             for index in range(accum):
@@ -209,6 +211,7 @@ class Parallel:
     def next_token_logits(self, tokens_BT: Tensor) -> Tensor:
         """Logits [B, V] of the token that follows, on every rank; all ranks call it together."""
         layout, length = self.mesh.layout, tokens_BT.shape[1]
+        self._measure_scales()
         padded_BT = pad(tokens_BT, (0, -length % (layout.tp * layout.cp)))
         stretch = padded_BT.shape[1] // layout.cp
         first = self.mesh.cp_rank * stretch
@@ -219,6 +222,10 @@ class Parallel:
         if layout.cp > 1:
             dist.broadcast(logits_BV, group=self.mesh.cp_group, group_src=(length - 1) // stretch)
         return logits_BV
+
+    def _measure_scales(self) -> None:
+        if self.mesh.layout.fp8_all_gather:
+            measure_scales(self.parts)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:
