@@ -51,8 +51,7 @@ class Workload(Spec):
     """Classes of your own, `package.module:Class`, whose methods every rank calls during training; modules are found
     in the folder that the run was started in, and among installed packages."""
     compile: bool | Literal["auto"] = False
-    """Compile each block with torch.compile. `auto` does so on accelerators where the plan expects the run to save more
-    time than compiling takes."""
+    """Compile blocks with torch.compile; `auto`: on accelerators, if the plan expects it to save more than it takes."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     deterministic: bool = False
     """Make two runs on the same ranks bit-identical on a GPU too. Slower; refuses operations without such a version."""
@@ -63,11 +62,6 @@ class Workload(Spec):
     def unit(self) -> Literal["tokens", "images", "samples"]:
         """Unit of the throughput."""
         return {"module": "samples", "image-classification": "images"}.get(self.task, "tokens")  # type: ignore[return-value]
-
-    @property
-    def compiles(self) -> bool:
-        """Whether blocks are compiled; `auto` does not before the plan has decided, see `ResolvedRun.workload`."""
-        return self.compile is True
 
     @property
     def has_perplexity(self) -> bool:
@@ -96,7 +90,7 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _can_be_deterministic(self) -> Workload:
-        if self.deterministic and self.compiles:
+        if self.deterministic and self.compile is True:
             raise FieldError(
                 "`compile` measures kernels and takes the fastest, which may differ from run to run; "
                 "`deterministic` needs `compile: false`"

@@ -60,7 +60,7 @@ def build_evaluator(
         heartbeat=heartbeat,
         masks_labels=workload.task != "module",
     )
-    if workload.compiles:
+    if workload.compile is True:
         evaluator.warm_up()
     return evaluator
 

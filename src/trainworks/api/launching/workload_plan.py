@@ -102,10 +102,12 @@ def plan_workload(ready: ReadyWorkload, runs: Path, planning: Planning) -> Resol
         if ready.machines is not None:
             planning.refuse_tuning()
         changes = _plan_by_calibration(ready, described, planning)
-    resolved = _with_learning(resolved.model_copy(update=changes), learning=planning.learning)
+    resolved = resolved.model_copy(update=changes)
     assert resolved.plan is not None
-    _check_disk(resolved.plan.checkpoint_bytes, runs)
-    return resolved
+    finished = _finished(resolved) if planning.learning else []
+    plan = with_learning(resolved.plan, finished, software=software_of(resolved))
+    _check_disk(plan.checkpoint_bytes, runs)
+    return resolved.model_copy(update={"plan": plan})
 
 
 def _described(ready: ReadyWorkload, planning: Planning) -> _DescribedModel:
@@ -131,13 +133,6 @@ def _support(ready: ReadyWorkload, shape: ModelShape) -> ModelSupport:
     if ready.shape is not None or (ready.resolved.processes.world_size == 1 and not matters):
         return ANY_LAYOUT
     return model_support(ready.workload, ready.resolved.host.packages, python=ready.interpreter.python)
-
-
-def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:
-    """The plan after learning from finished runs on this kind of machine."""
-    assert resolved.plan is not None
-    plan = with_learning(resolved.plan, _finished(resolved) if learning else [], software=software_of(resolved))
-    return resolved.model_copy(update={"plan": plan})
 
 
 def _finished(resolved: ResolvedRun) -> list[FinishedRun]:
@@ -199,7 +194,7 @@ def _with_compile_decided(
     if job.workload.compile != "auto":
         return job, compared
     job = decided_compile(job, fastest(compared).layout, steps=steps, past=past)
-    return job, choose_layouts(job, written) if job.workload.compiles else compared
+    return job, choose_layouts(job, written) if job.workload.compile is True else compared
 
 
 def _as_decided(resolved: ResolvedRun, job: RunJob) -> RunFile:

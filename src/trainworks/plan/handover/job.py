@@ -66,7 +66,7 @@ class HandedJob:
     def is_compiled(self) -> bool:
         """Whether the run file asks for compiled blocks."""
         software = self.run_file.software
-        return self.workload.compiles or bool(software and software.compiled)
+        return self.workload.compile is True or bool(software and software.compiled)
 
 
 @dataclass(frozen=True, slots=True)

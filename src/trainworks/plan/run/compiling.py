@@ -13,7 +13,6 @@ from dataclasses import replace
 from statistics import median
 
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.run_file import Workload
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.degrees import layouts_of
 from trainworks.plan.run.pricing import RunJob, software_of_workload
@@ -63,13 +62,6 @@ def decided_compile(job: RunJob, layout: ResolvedLayout, *, steps: int, past: Se
         source=source,
     )
     return _with_choice(job, choice)
-
-
-def undecided(workload: Workload) -> CompileChoice | None:
-    """The choice for a model without a formula: its step is not predicted, so that it stays eager."""
-    if workload.compile != "auto":
-        return None
-    return CompileChoice(compiled=False, obstacle="no formula predicts this model's step with compiled blocks")
 
 
 def _with_choice(job: RunJob, choice: CompileChoice) -> RunJob:

@@ -22,7 +22,6 @@ from trainworks.plan.degrees import layouts_of
 from trainworks.plan.layouts import Array
 from trainworks.plan.reliability.checkpoint_interval import checkpoint_interval
 from trainworks.plan.reliability.defaults import usual_node_mttf
-from trainworks.plan.run.compiling import undecided
 from trainworks.plan.run.memory import checkpoint_bytes
 from trainworks.plan.run.optimizer import moment_bytes
 from trainworks.plan.run.pricing import run_job
@@ -253,6 +252,7 @@ def make_measured_plan(
     workload = run_file.workload
     assert workload is not None
     epochs = workload.train_for.unit == "epochs"
+    eager = CompileChoice(compiled=False, obstacle="no formula predicts this model's step with compiled blocks")
     return _plan(
         run_file,
         processes,
@@ -269,7 +269,7 @@ def make_measured_plan(
         peak_source="none: the plan of this model is measured, not predicted",
         expected=expected_step(_parts_s(trial.step_time), Belief.of(CALIBRATED_PRIOR)),
         memory=_memory(trial),
-        compile_choice=undecided(workload),
+        compile_choice=eager if workload.compile == "auto" else None,
         checkpoint_bytes=trial.checkpoint_bytes,
     )
 

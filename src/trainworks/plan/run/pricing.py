@@ -249,7 +249,7 @@ class RunJob(TrainingJob):
 def software_of_workload(workload: Workload, device: str) -> Software:
     """The worker's software for a workload; frozen weights that are kept in 16 bits or 4 are not cast at each use."""
     own = frozenset({"framework", "compiled", "attention"})
-    software = worker_software(device, compiled=workload.compiles, dropout=workload.model.dropout)
+    software = worker_software(device, compiled=workload.compile is True, dropout=workload.model.dropout)
     software = replace(software, name="Trainworks", said=own)
     kept_in_32_bits = workload.adapter is None or workload.adapter.base == "fp32"
     return software if kept_in_32_bits else replace(software, autocast=False)

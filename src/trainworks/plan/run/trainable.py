@@ -251,7 +251,7 @@ def _pipeline(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterat
     )
     yield (
         "zero_bubble",
-        bubbleless & workload.compiles,
+        bubbleless & (workload.compile is True),
         lambda one: ("zero_bubble cannot split the backward of compiled blocks", "set `compile: false`"),
     )
     yield (

@@ -75,8 +75,8 @@ def stored_weight(weight: Tensor) -> Tensor:
     if inner is None:
         return weight
     assert isinstance(weight, DTensor)
-    sizes = {"shape": weight.shape, "stride": weight.stride()}
-    return DTensor.from_local(inner, weight.device_mesh, weight.placements, run_check=False, **sizes)
+    mesh, shape, stride = weight.device_mesh, weight.shape, weight.stride()
+    return DTensor.from_local(inner, mesh, weight.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _fits(module: nn.Module, name: str) -> bool:
