@@ -88,6 +88,7 @@ PEERS = {
     "accelerate": Peer("accelerate_peer.py", needs="accelerate"),
     "fabric": Peer("fabric_peer.py", needs="lightning"),
     "hf_trainer": Peer("hf_trainer_peer.py", needs="accelerate"),
+    "torchtitan": Peer("torchtitan_peer.py", needs="torchtitan"),
 }
 
 
@@ -136,7 +137,10 @@ def random_words(num_bytes: int, seed: int, num_words: int) -> str:
 
 def provenance(launcher: str = "python") -> dict[str, Any]:
     """The command, day, machine and versions that a result was measured with."""
-    found = {name: _version(name) for name in ("torch", "transformers", "accelerate", "lightning", "torchft-nightly")}
+    found = {
+        name: _version(name)
+        for name in ("torch", "transformers", "accelerate", "lightning", "torchft-nightly", "torchtitan")
+    }
     return {
         "command": " ".join([launcher, f"benchmarks/{Path(sys.argv[0]).name}", *_without_output(sys.argv[1:])]),
         "date": datetime.now(UTC).date().isoformat(),

@@ -35,6 +35,7 @@ from contenders import (
     Workspace,
     provenance,
     random_words,
+    reason_unavailable,
     run_file_content,
     run_peer,
 )
@@ -144,15 +145,17 @@ class Outcome:
     loss: float
 
 
-def race(part: str, model: str, bench: Bench, **changes: Any) -> dict[str, Any]:
-    """Trainworks and the bare loop on one model of `contenders.py`, one after the other, and the plan of the former."""
+def race(part: str, model: str, bench: Bench, *, peer: str = "bare", **changes: Any) -> dict[str, Any]:
+    """Trainworks and a peer on one model of `contenders.py`, one after the other, and the plan of the former."""
+    if reason := reason_unavailable(PEERS[peer]):
+        raise PartError(reason)
     config = replace(MODELS["tiny" if bench.small else model], **changes)
     if bench.small:
         config = replace(config, steps=STEPS, warmup_steps=WARM_UP)
     config = replace(config, data_file=str(bench.workspace.token_file(config)))
     ours = outcome_of(train(part, run_file_content(config, bench.workspace), bench), config.warmup_steps)
-    theirs = run_peer(PEERS["bare"], config, bench.workspace)
-    return {**asdict(ours), "bare": theirs, "ratio": ours.tokens_per_s / theirs["tokens_per_s"]}
+    theirs = run_peer(PEERS[peer], config, bench.workspace)
+    return {**asdict(ours), "peer": theirs, "ratio": ours.tokens_per_s / theirs["tokens_per_s"]}
 
 
 def shards(bench: Bench) -> dict[str, Any]:
@@ -214,6 +217,12 @@ def parts() -> list[Part]:
         *(Part(name, 45, "the plan against the run", partial(planned, name)) for name in list(CASES)[:3]),
         Part("350m-eager", 60, "bf16, eager, over the bare loop", partial(race, "350m-eager", "350m", compiled=False)),
         Part("1b-shards", 150, "FSDP2 over all accelerators, over the bare loop", shards),
+        Part(
+            "1b-torchtitan",
+            180,
+            "beside torchtitan's own trainer, where it is installed",
+            partial(race, "1b-torchtitan", "1b", peer="torchtitan"),
+        ),
         Part("attention", 30, "packed documents", printed(str(Path(__file__).parent / "masked_attention.py"))),
         *(Part(name, 40, "the plan against the run", partial(planned, name)) for name in list(CASES)[3:]),
         Part(

@@ -122,18 +122,18 @@ def headline() -> str:
 
 
 def accelerators() -> str:
-    """Speed over the bare loop, and plans against runs, of the newest `gpu.py`; a sentence where there is none."""
+    """Speed over peers, and plans against runs, of the newest `gpu.py`; a sentence where there is none."""
     if not (RESULTS / "gpu.json").exists():
         return "It has not been run on an accelerator yet.\n"
     found = result("gpu")
-    rows = [["part", "step planned", "measured", "error", "memory", "tokens/s", "over the bare loop"]]
+    rows = [["part", "step planned", "measured", "error", "memory", "tokens/s", "over the peer"]]
     for name, part in found["parts"].items():
         if "measured_s" in part:
             planned, measured = part["planned_s"], part["measured_s"]
             rows.append([
                 name, f"{planned * 1e3:.1f} ms", f"{measured * 1e3:.1f} ms", f"{planned / measured - 1:+.0%}",
                 f"{part['planned_bytes'] / part['measured_bytes'] - 1:+.0%}", f"{part['tokens_per_s']:,.0f}",
-                f"**{part['ratio']:.2f}**" if "ratio" in part else "",
+                f"**{part['ratio']:.2f}** ({part['peer']['peer']})" if "ratio" in part else "",
             ])  # fmt: skip
     reasons = {name: part["not_measured"] for name, part in found["parts"].items() if "not_measured" in part}
     missing = "".join(f"\nNot measured: {name}, {reason}\n" for name, reason in reasons.items())

@@ -31,7 +31,12 @@ from contenders import (
 from trainworks.host.probe import probe_accelerators
 
 PRODUCT = "trainworks"
-DEFAULT_PEERS = {"tiny": list(PEERS), "compute": ["bare"], "350m": ["bare"], "1b": ["bare"]}
+DEFAULT_PEERS = {
+    "tiny": [name for name in PEERS if name != "torchtitan"],
+    "compute": ["bare"],
+    "350m": ["bare"],
+    "1b": ["bare"],
+}
 """Once a step takes most of a second, the libraries cannot be told apart."""
 CAN_SHARD = ("bare", "bare_default_malloc")
 """Peers whose script knows FSDP2."""

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -28,3 +29,17 @@ def test_one_command_measures_a_machine_and_says_what_it_could_not(tmp_path: Pat
     assert parts["llama-28m"]["measured_s"] > 0 and parts["llama-28m"]["planned_bytes"] > 0
     assert "an accelerator is needed" in parts["attention"]["not_measured"]
     assert outcome.returncode == 1
+
+
+def test_a_dry_run_lists_every_part_and_a_peer_that_is_missing_is_named(tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
+    listed = subprocess.run([*program, "--dry-run"], capture_output=True, text=True, check=True).stdout
+    assert {"1b", "kill", "1b-torchtitan", "attention"} <= {line.split()[0] for line in listed.splitlines()}
+    assert "torchtitan's own trainer" in listed
+    if find_spec("torchtitan") is None:
+        file = tmp_path / "gpu.json"
+        command = [*program, "--small", "--only", "1b-torchtitan", "--json", str(file)]
+        outcome = subprocess.run(command, capture_output=True, text=True, check=False)
+        reason = json.loads(file.read_text())["parts"]["1b-torchtitan"]["not_measured"]
+        assert reason.startswith("`torchtitan` is not installed")
+        assert f"NOT MEASURED: {reason}" in outcome.stderr

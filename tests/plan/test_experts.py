@@ -17,7 +17,7 @@ from trainworks.plan.collectives import LinkRates, exchange_s, parts_reached
 from trainworks.plan.compute import device_rates
 from trainworks.plan.layouts import Recompute
 from trainworks.plan.parameters import resized
-from trainworks.plan.software import Software
+from trainworks.plan.software import Software, worker_software
 
 DEEPSEEK, MIXTRAL, QWEN = known("deepseek-v3"), known("mixtral-8x7b"), known("qwen3-30b-a3b")
 LINKS = LinkRates(
@@ -173,3 +173,20 @@ def test_the_published_run_of_deepseek_v3_is_planned_within_a_fifth() -> None:
     hours = plan.steps * plan.best[0].step_time_s * 2048 / 3600
     assert hours == pytest.approx(2.664e6, rel=0.2)
     assert plan.best[0].layout.recompute == "selective"
+
+
+def test_room_for_tokens_is_planned_in_memory_and_time() -> None:
+    """A mean expert layer keeps and sends what fills its room up, and no more than all tokens that could come."""
+    of = job(MIXTRAL, H100S, software=worker_software("cuda"))
+
+    def rows(**capacity: float) -> tuple[float, float]:
+        chosen = layouts(dp=8, dp_shard=8, zero=3, ep=8, micro_batch=1, **capacity)
+        kept = activation_bytes(MIXTRAL, chosen, sequence_length=2048, precision="bf16", software=of.software)
+        return float(kept[0]), float(of.step_times(chosen).ep_s[0])
+
+    exact, room, twice, most, beyond = (
+        rows(**({"expert_capacity": each} if each else {})) for each in (0, 100, 200, 800, 1600)
+    )
+    assert exact == room
+    assert twice[0] > room[0] and 1.5 * room[1] < twice[1] < 2 * room[1]
+    assert twice[1] < most[1] and most == beyond

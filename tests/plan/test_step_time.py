@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.jobs import A100S, BATCH, JOBS, job, known, layouts, random_layouts
+from tests.plan.jobs import A100S, BATCH, H100S, JOBS, job, known, layouts, random_layouts
 from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS
 from trainworks.plan.flops import causal_flops_per_token
@@ -18,7 +18,7 @@ from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import resized
 from trainworks.plan.software import Software
-from trainworks.plan.step_time import TrainingJob
+from trainworks.plan.step_time import TrainingJob, gathered_bytes
 
 MANY = random_layouts(300, seed=2)
 LLAMA = job()
@@ -178,6 +178,15 @@ def test_fsdp_sends_gradients_in_16_bits_and_copies_them_into_and_out_of_flat_bu
     )
     rate = COEFFICIENTS.memory_share * LLAMA.cluster.accelerator.memory_bytes_per_s
     assert float(copied[0]) == pytest.approx(8 * (5 * 2 + 2) * LLAMA.shape.num_parameters / rate, rel=0.05)
+
+
+def test_weights_that_are_gathered_in_8_bits_travel_in_half_of_the_bytes() -> None:
+    of = job(LLAMA.shape, H100S, precision="fp8", software=Software(overlap=False))
+    wide, narrow = (layouts(dp=8, dp_shard=8, zero=3, fp8_all_gather=each) for each in (0, 1))
+    per_parameter = float(gathered_bytes(of, wide)[0]), float(gathered_bytes(of, narrow)[0])
+    tables = 2 * LLAMA.shape.vocabulary * LLAMA.shape.hidden / LLAMA.shape.num_parameters
+    assert per_parameter == (2.0, pytest.approx(1 + tables))
+    assert float(of.step_times(narrow).dp_s[0]) < float(of.step_times(wide).dp_s[0])
 
 
 def test_replicated_gradients_travel_once_per_step() -> None:

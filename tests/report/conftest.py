@@ -130,12 +130,20 @@ class RunWriter:
         return self.event("attempt", attempt=self.attempt_number, world_size=2, resumed_from_step=self.step, **fields)
 
     def steps(
-        self, num_steps: int, *, memory: int | None = 900_000_000, skipped: str | None = None, **terms: float
+        self,
+        num_steps: int,
+        *,
+        memory: int | None = 900_000_000,
+        skipped: str | None = None,
+        overflow: float | None = None,
+        **terms: float,
     ) -> RunWriter:
         """Train, one row per step."""
         rows = [self._row({**STEP_TERMS, **terms}) for _ in range(num_steps)]
         for row in rows if skipped else []:
             row["skipped"] = skipped
+        for row in rows if overflow is not None else []:
+            row["overflow"] = overflow
         if rows and memory:
             rows[-1]["memory_peak_bytes"] = memory
         append_metrics(self.run_dir.metrics_file, rows)

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.record.measured.finished_run import finished_run as finished_run_of
+from trainworks.record.resolved import CompileChoice, ExpectedStep
 from trainworks.report.runs.part import printable
 from trainworks.report.runs.summary import Report, build_report
-from trainworks.report.wording import headline
+from trainworks.report.wording import headline, key_figures
 
 RunStart = Callable[..., Any]
 
@@ -36,6 +38,38 @@ def test_a_command_has_attempts_and_wall_clock_but_no_plan(start_run: RunStart) 
     assert not any((report.training, report.comparison, report.ledger, report.curves))
     assert report.command == ("python train.py",)
     assert (report.state, report.wall_clock_s, len(report.failures)) == ("FAILED", 5.0, 1)
+
+
+def test_the_worker_and_the_report_have_what_the_plan_chose_of_compile_auto(start_run: RunStart) -> None:
+    for compiled in (False, True):
+        chosen = CompileChoice(compiled=compiled, saved_s=90.0, compile_s=60.0, source="an assumption")
+        run = start_run(compile_choice=chosen).launch().steps(3)
+        resolved = run.run_dir.read_resolved()
+        assert resolved.workload.compile is compiled
+        figures = {label: (value, remark) for label, value, remark in key_figures(run.report())}
+        assert figures["compile"] == ("auto", chosen.describe())
+        run.event("compiled", compile_s=50.0, compiled_s=0.3, eager_s=0.4)
+        figures = {label: (value, remark) for label, value, remark in key_figures(run.report())}
+        assert figures["compile"][1].endswith(f"50 s to compile; planned {chosen.describe()}")
+
+
+def test_tokens_without_room_are_reported_and_a_run_without_a_capacity_says_nothing(start_run: RunStart) -> None:
+    run = start_run().launch().steps(1, overflow=0.0).steps(1, overflow=0.02).steps(2, overflow=0.005)
+    figures = {label: (value, remark) for label, value, remark in key_figures(run.report())}
+    assert figures["expert overflow"] == (
+        "0.8 %", "of the copies of tokens found no room at their experts; 2.0 % at most"
+    )  # fmt: skip
+    assert "expert overflow" not in dict(each[:2] for each in key_figures(start_run().launch().steps(2).report()))
+
+
+def test_the_time_to_compile_is_remembered_for_the_next_plan(start_run: RunStart) -> None:
+    expected = ExpectedStep(low_s=0.09, high_s=0.11, by_rate_s={}, learned_from=0)
+    for seconds in (None, 42.0):
+        run = start_run(expected=expected).launch()
+        if seconds:
+            run.event("compiled", compile_s=seconds, compiled_s=0.3, eager_s=0.4)
+        finished = finished_run_of(run.steps(30).run_dir, run.at)
+        assert finished is not None and finished.compile_s == seconds
 
 
 def test_attempts_say_what_they_did(finished_run: Any) -> None:

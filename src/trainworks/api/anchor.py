@@ -136,7 +136,11 @@ def _check_software(run_file: RunFile, source: Source | None) -> None:
         text = f"is {block.framework}, and Trainworks trains a workload itself"
         raise _other_software("framework", text, "remove `software.framework`", source)
     own = worker_software("cuda")
-    for key, actual in (("compiled", workload.compile), ("attention", own.attention), ("fp8_recipe", own.fp8_recipe)):
+    for key, actual in (
+        ("compiled", workload.compile is True),
+        ("attention", own.attention),
+        ("fp8_recipe", own.fp8_recipe),
+    ):
         if (said := getattr(block, key)) not in (None, actual):
             hint = f"set `workload.compile: {str(said).lower()}`" if key == "compiled" else f"remove `software.{key}`"
             raise _other_software(key, f"is {str(said).lower()}, and the worker's {str(actual).lower()}", hint, source)

@@ -45,6 +45,10 @@ class Layout(Spec):
     """Pipeline parallel degree."""
     ep: int = Degree
     """Expert parallel degree; divides dp_shard * cp * tp."""
+    expert_capacity: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Copies of tokens for which each rank of `ep` has room, by those that it gets if all experts are used alike: sizes
+    are then fixed, and no step waits to learn them. What finds no room is left out and counted. By default every copy
+    has room, and each layer with experts waits once for the sizes."""
     micro_batch: Annotated[int, up_to("micro_batch")] | Literal["auto"] = "auto"
     """Sequences of one rank in one forward and backward pass."""
     zero: Literal[1, 2, 3, "auto"] = "auto"
@@ -64,6 +68,8 @@ class Layout(Spec):
     gradient_compression: Compression = "none"
     """Format of gradients between replicas: fp32, rounded to 16 bits, or the low-rank factors of PowerSGD with error
     feedback (Vogels et al. 2019)."""
+    fp8_all_gather: bool = False
+    """With `precision: fp8`, let shards of the blocks' weights travel in 8 bits, not in 16 (torchao)."""
     powersgd_rank: Annotated[int, Field(ge=1)] = 4
     """Rank of the PowerSGD factors."""
     powersgd_warmup: Annotated[int, Field(ge=2)] = 100
@@ -88,6 +94,7 @@ class ResolvedLayout(Spec):
     ep: int
     micro_batch: int
     grad_accum_steps: int
+    expert_capacity: float | None = None
     zero: Literal[0, 1, 2, 3] = 3
     """State sharded over `dp_shard` and `cp`; 0 where their ranks share nothing, as some programs do over `cp`."""
     sequence_parallel: bool = False
@@ -97,6 +104,7 @@ class ResolvedLayout(Spec):
     offload_activations: bool = False
     offload_optimizer: bool = False
     gradient_compression: Compression = "none"
+    fp8_all_gather: bool = False
     powersgd_rank: int = 4
     powersgd_warmup: int = 100
     bucket_mib: int = 25
@@ -124,6 +132,7 @@ class ResolvedLayout(Spec):
             f"tp {self.tp}": self.tp > 1,
             "sequence-parallel": self.tp > 1 and self.sequence_parallel,
             f"ep {self.ep}": self.ep > 1,
+            f"expert capacity {self.expert_capacity or 0:g}": self.expert_capacity is not None,
             f"pp {self.pp}": self.pp > 1,
             f"interleave {self.interleave}": self.interleave > 1,
             "zero bubble": self.zero_bubble,
@@ -131,6 +140,7 @@ class ResolvedLayout(Spec):
             f"recompute {self.recompute}": self.recompute != "none",
             "offload activations": self.offload_activations,
             "offload optimizer": self.offload_optimizer,
+            "fp8 all-gather": self.fp8_all_gather,
             f"{self.gradient_compression} gradients": self.gradient_compression != "none",
         }
         return ", ".join(text for text, is_chosen in chosen.items() if is_chosen)
@@ -220,8 +230,10 @@ def resolve_layout(
         **degrees,
         micro_batch=micro_batch,
         grad_accum_steps=per_rank // micro_batch,
+        expert_capacity=layout.expert_capacity,
         stage_layers=layout.stage_layers,
         gradient_compression=layout.gradient_compression,
+        fp8_all_gather=layout.fp8_all_gather,
         powersgd_rank=layout.powersgd_rank,
         powersgd_warmup=layout.powersgd_warmup,
         **{name: value if (set_ := getattr(layout, name)) == "auto" else set_ for name, value in automatic},

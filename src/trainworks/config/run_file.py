@@ -50,8 +50,8 @@ class Workload(Spec):
     callbacks: tuple[CallbackClass, ...] = ()
     """Classes of your own, `package.module:Class`, whose methods every rank calls during training; modules are found
     in the folder that the run was started in, and among installed packages."""
-    compile: bool = False
-    """Compile each block with torch.compile."""
+    compile: bool | Literal["auto"] = False
+    """Compile blocks with torch.compile; `auto`: on accelerators, if the plan expects it to save more than it takes."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     deterministic: bool = False
     """Make two runs on the same ranks bit-identical on a GPU too. Slower; refuses operations without such a version."""
@@ -95,7 +95,7 @@ class Workload(Spec):
 
     @model_validator(mode="after")
     def _can_be_deterministic(self) -> Workload:
-        if self.deterministic and self.compile:
+        if self.deterministic and self.compile is True:
             raise FieldError(
                 "`compile` measures kernels and takes the fastest, which may differ from run to run; "
                 "`deterministic` needs `compile: false`"

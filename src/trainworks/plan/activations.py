@@ -76,7 +76,8 @@ def activation_bytes(
                    log-sum-exp, and e H d / t more after Ulysses' exchange
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
                    without a gate
-        experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more
+        experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more; with a capacity
+                   times its factor
         text       e (2 H d + 2 H d S / T) / t of a cross-attention to S tokens: queries, output, keys and values
         gates      e h of each gated output of a diffusion transformer, all but cross-attention's, and where kernels
                    are not fused e h of its normalised input; / t with sequence parallelism
@@ -171,8 +172,9 @@ def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool) -> tuple[Array
     if not shape.experts:
         return rest * dense * ones, rest * first * ones
     hidden = (2.0 * ones if fused else np.where(layouts.ep > 1, 5.0, 3.0)) * (shape.expert_latent or shape.hidden)
-    routed = shape.experts_per_token * (kept * shape.expert_feed_forward + hidden)
-    routed_first = shape.experts_per_token * (gates * shape.expert_feed_forward + (shape.expert_latent or shape.hidden))
+    copies = shape.experts_per_token * layouts.expert_rows
+    routed = copies * (kept * shape.expert_feed_forward + hidden)
+    routed_first = copies * (gates * shape.expert_feed_forward + (shape.expert_latent or shape.hidden))
     if not shape.state_space:
         rest = 1 - share
     width = share * (routed + kept * shape.shared_feed_forward) + rest * dense

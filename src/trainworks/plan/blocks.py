@@ -259,7 +259,8 @@ def _modules_s(block: _Block) -> Array:
 
 def _mlp_width(shape: ModelShape, layouts: Layouts) -> Array:
     """Values per token inside of the routed and shared experts of a block."""
-    return (shape.experts_per_token * shape.expert_feed_forward + shape.shared_feed_forward) / layouts.tp
+    routed = layouts.expert_rows * shape.experts_per_token * shape.expert_feed_forward
+    return (routed + shape.shared_feed_forward) / layouts.tp
 
 
 def _mlp_products(shape: ModelShape, layouts: Layouts, sequence_length: int, width: int) -> list[Product]:
@@ -361,7 +362,11 @@ def permuted_copies(shape: ModelShape, layouts: Layouts, software: Software) -> 
     at ranks, see `collectives`; 6 k where each expert gets its own, which are sorted before and after they travel.
     """
     k = shape.experts_per_token
-    return np.where((layouts.ep > 1) & (not software.by_domain), 6.0 * k, 2 * (k + parts_reached(shape, layouts.ep)))
+    return np.where(
+        (layouts.ep > 1) & (not software.by_domain),
+        6.0 * k * layouts.expert_rows,
+        2 * (k + parts_reached(shape, layouts.ep)),
+    )
 
 
 def unfused_factor(shape: ModelShape, layouts: Layouts, device: DeviceRates, software: Software) -> Array:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from trainworks.config.layout import Layout, ResolvedLayout
 from trainworks.plan.layouts import Compression, Layouts, Recompute
 
-_WRITTEN_ALONE = ("stage_layers", "powersgd_rank", "powersgd_warmup")
-"""Fields of a written layout that `Layouts` lacks, or has for PowerSGD alone."""
+_WRITTEN_ALONE = ("stage_layers", "powersgd_rank", "powersgd_warmup", "expert_capacity")
+"""Fields of a written layout that `Layouts` lacks, has for PowerSGD alone, or rounds."""
+_SELDOM = ("gradient_compression", "powersgd_rank", "expert_capacity", "fp8_all_gather")
+"""Fields of `Layouts` that few layouts have, and that are 0 in the others."""
 
 
 def fixed_of(layout: Layout) -> dict[str, int]:
@@ -34,6 +36,8 @@ def fixed_of(layout: Layout) -> dict[str, int]:
 def _mesh_of(layout: Layout | ResolvedLayout, *, zero: int) -> dict[str, int]:
     mesh = {"dp": layout.dp_replicate * layout.dp_shard, "dp_shard": layout.dp_shard, "zero": zero}
     mesh |= {axis: getattr(layout, axis) for axis in ("tp", "pp", "cp", "ep")}
+    mesh |= {"fp8_all_gather": 1} if layout.fp8_all_gather else {}
+    mesh |= {} if layout.expert_capacity is None else {"expert_capacity": round(100 * layout.expert_capacity)}
     if layout.gradient_compression == "none":
         return mesh
     kind = Compression[layout.gradient_compression.upper()]
@@ -52,6 +56,7 @@ def planned_layout(layouts: Layouts, index: int) -> ResolvedLayout:
         tp=row["tp"],
         pp=row["pp"],
         ep=row["ep"],
+        expert_capacity=row["expert_capacity"] / 100 or None,
         micro_batch=row["micro_batch"],
         grad_accum_steps=round(float(layouts.accum[index])),
         zero=row["zero"],  # type: ignore[arg-type]
@@ -61,6 +66,7 @@ def planned_layout(layouts: Layouts, index: int) -> ResolvedLayout:
         recompute=Recompute(row["recompute"]).name.lower(),  # type: ignore[arg-type]
         offload_activations=bool(row["offload"]),
         offload_optimizer=bool(row["offload_optimizer"]),
+        fp8_all_gather=bool(row["fp8_all_gather"]),
         gradient_compression=Compression(row["gradient_compression"]).name.lower(),  # type: ignore[arg-type]
         powersgd_rank=row["powersgd_rank"] or ResolvedLayout.model_fields["powersgd_rank"].default,
     )
@@ -87,7 +93,7 @@ def degrees_of(layout: ResolvedLayout) -> dict[str, int]:
 
 def layouts_of(layouts: Sequence[ResolvedLayout]) -> Layouts:
     """The same layouts as arrays; all of them have one global batch."""
-    rows = [{"gradient_compression": 0, "powersgd_rank": 0} | degrees_of(layout) for layout in layouts]
+    rows = [dict.fromkeys(_SELDOM, 0) | degrees_of(layout) for layout in layouts]
     first = layouts[0]
     batch = first.dp * first.micro_batch * first.grad_accum_steps
     return Layouts.of(global_batch=batch, **{name: [row[name] for row in rows] for name in rows[0]})  # type: ignore[arg-type]

@@ -57,6 +57,8 @@ class Layouts:
     """Model chunks that each pipeline stage holds; 1 is plain 1F1B."""
     cp: Array
     ep: Array
+    expert_capacity: Array
+    """`Layout.expert_capacity` in percent; 0 where every copy of a token has room."""
     micro_batch: Array
     recompute: Array
     """A `Recompute`."""
@@ -70,6 +72,8 @@ class Layouts:
     """A `Compression`."""
     powersgd_rank: Array
     """Rank of PowerSGD's factors; 0 without them."""
+    fp8_all_gather: Array
+    """1 where weights of fp8 products are gathered in 8 bits."""
     accum: Array
     """Micro-batches per step: global_batch / (dp * micro_batch)."""
 
@@ -80,6 +84,12 @@ class Layouts:
     def world_size(self) -> Array:
         """Ranks of each layout."""
         return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def expert_rows(self) -> Array:
+        """Rows that ranks exchange for each routed copy of a token: 1, or with a capacity also what fills them up."""
+        padded = np.minimum(self.expert_capacity / 100, self.ep)
+        return np.where((self.ep > 1) & (self.expert_capacity > 0), padded, 1.0)
 
     def take(self, chosen: NDArray[np.generic] | slice) -> Layouts:
         """The layouts at these positions, or where a mask is true."""
@@ -138,5 +148,5 @@ _NAMES = tuple(field.name for field in fields(Layouts))
 _FIELDS = attrgetter(*_NAMES)
 _OPTIONS = (
     *("zero", "sequence_parallel", "recompute", "zero_bubble", "offload", "offload_optimizer"),
-    *("gradient_compression", "powersgd_rank"),
+    *("gradient_compression", "powersgd_rank", "expert_capacity", "fp8_all_gather"),
 )

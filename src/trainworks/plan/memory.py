@@ -318,14 +318,14 @@ class _Moments:
 def _largest_product(shape: ModelShape, layouts: Layouts, tokens: Array) -> tuple[Array, Array]:
     """Elements of the widest output of a block's products, and of its largest weight: both have gradients."""
     first, t = 2.0 if shape.gated_mlp else 1.0, layouts.tp
-    width, matrix = shape.feed_forward, shape.hidden * shape.feed_forward / t
+    width, matrix = shape.feed_forward * np.ones_like(t), shape.hidden * shape.feed_forward / t
     if shape.experts:
-        width = shape.experts_per_token * shape.expert_feed_forward
+        width = shape.experts_per_token * shape.expert_feed_forward * layouts.expert_rows
         matrix = shape.experts * (shape.expert_latent or shape.hidden) * shape.expert_feed_forward / layouts.ep
     if shape.state_space is None:
         return tokens * first * width / t, matrix
     projected = shape.state_space.projected
-    return tokens * max(first * width, projected) / t, np.maximum(matrix, shape.hidden * projected / t)
+    return tokens * np.maximum(first * width, projected) / t, np.maximum(matrix, shape.hidden * projected / t)
 
 
 def _loss_memory(shape: ModelShape, layouts: Layouts, tokens: Array, e: int, software: Software) -> Array:

@@ -33,7 +33,7 @@ _Reject = Callable[[str, _Mesh], None]
 LARGEST_INTERLEAVE = 12
 MAX_LAYOUTS = 10_000_000
 """Layouts that one search prices: less than half a minute of one core."""
-NEVER_SEARCHED = ("gradient_compression", "powersgd_rank")
+NEVER_SEARCHED = ("gradient_compression", "powersgd_rank", "expert_capacity", "fp8_all_gather")
 """Options that change what is trained: a search takes them as they are written."""
 _LEAST_TOKENS = 4096
 """Tokens of a sequence that a rank keeps under context parallelism, in the usual space: published runs of 8k tokens

@@ -28,10 +28,11 @@ from trainworks.plan.collectives import collective_s, exchange_s, point_to_point
 from trainworks.plan.compression import compressible, compression_s, sent_bytes
 from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
-from trainworks.plan.layouts import Array, Layouts, Recompute
+from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import (
     StageParameters,
+    expert_parameters,
     head_dims,
     num_attention_layers,
     num_expert_layers,
@@ -148,7 +149,7 @@ class TrainingJob:
 
 _TPU_RESERVED_BYTES = 260 * 2**20
 """Memory of a TPU that its runtime reserves, as XLA prints it where a program does not fit (`reserved 260.00M`)."""
-_CUTS = ("micro_batch", "tp", "sequence_parallel", "cp", "ep", "recompute", "zero")
+_CUTS = ("micro_batch", "tp", "sequence_parallel", "cp", "ep", "expert_capacity", "recompute", "zero")
 """All that decides how the work of a block is cut; `zero` decides whether weights are cast."""
 
 
@@ -203,8 +204,9 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
     tp   2 all-reduces of M h forward and backward, 2 more when the block is recomputed; with sequence parallelism each
          is a gather and a scatter
     cp   keys and values gathered forward and backward, and their gradients scattered
-    ep   4 exchanges of M h / t (`collectives`): out and back, forward and backward; tokens reach their experts already
-         split over t, so that blocks of routed experts alone have half of the tensor-parallel traffic
+    ep   4 exchanges of M h / t (`collectives`), times `Layouts.expert_rows`: out and back, forward and backward; tokens
+         reach their experts already split over t, so that blocks of routed experts alone have half of the
+         tensor-parallel traffic
 
     Each forward collective once more where a block is recomputed.
     """
@@ -231,6 +233,7 @@ def _block_communication(job: TrainingJob, layouts: Layouts, rates: Rates) -> tu
         cp_s = np.where(again, 4.0, 3.0) * collective_s("all_gather", kv_bytes, layouts.cp, layouts.tp, rates.links)
     cp_s = attending * cp_s + _exchange_of_mixers_s(job, layouts, rates, e * tokens)
     message = message * ((shape.expert_latent or shape.hidden) / shape.hidden)
+    message = message * layouts.expert_rows
     once_s = exchange_s(shape, message / layouts.tp, layouts.ep, rates.links, by_domain=rates.software.by_domain)
     ep_shown = share * (1 - rates.software.tensor_overlap * rates.coefficients.ep_hidden)
     return tp_s * (1 - hidden), cp_s * (1 - hidden), ep_shown * np.where(again, 6.0, 4.0) * once_s
@@ -305,9 +308,18 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     copies = layouts.dp * layouts.cp
     expert_copies = np.maximum(1.0, copies * layouts.tp / layouts.ep)
     units = blocks + 1
-    full = _reductions_s(job, layouts, rates, parameters.dense, units, copies, layouts.tp)
+    full = _reductions_s(job, layouts, rates, parameters.dense, units, copies, layouts.tp, gathered_bytes(job, layouts))
     if job.shape.experts:
-        full = full + _reductions_s(job, layouts, rates, parameters.experts, units, expert_copies, layouts.ep)
+        full = full + _reductions_s(
+            job,
+            layouts,
+            rates,
+            parameters.experts,
+            units,
+            expert_copies,
+            layouts.ep,
+            float(element_bytes(job.precision)),
+        )
     available = np.where(layouts.zero >= 2, compute_s, compute_s / layouts.accum)
     hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
     if not rates.software.overlap:
@@ -357,9 +369,12 @@ def _reductions_s(
     units: Array,
     copies: Array,
     stride: Array,
+    weight_bytes: Values,
 ) -> Array:
-    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit."""
-    weight_bytes = float(element_bytes(job.precision))
+    """Seconds of one step's reductions and gathers of these parameters, hidden or not; zero 3 moves unit by unit.
+
+    `weight_bytes` are those of a parameter that is gathered.
+    """
     kept, sent = rates.software.gradient_bytes, rates.software.sent_gradient_bytes
     uncompressed = np.where(has_casts(layouts, job.precision, rates.software), kept, sent or kept)
     gradients, weights = parameters * sent_bytes(job.shape, layouts, uncompressed), parameters * weight_bytes
@@ -373,6 +388,16 @@ def _reductions_s(
     scatters = np.where(keeps, 1.0, layouts.accum)
     gathers = np.where(layouts.zero == 3, 2.0 * layouts.accum, 1.0)
     return scatters * scattered + gathers * gathered + outer
+
+
+def gathered_bytes(job: TrainingJob, layouts: Layouts) -> Array:
+    """Bytes of a gathered parameter, on average over all but routed experts: 1 of blocks with `fp8_all_gather`, and
+    those of its type of the embedding and the output; norms are neglected.
+    """
+    shape, whole = job.shape, float(element_bytes(job.precision))
+    routed = shape.experts * expert_parameters(shape) * num_expert_layers(shape) if shape.experts else 0
+    tables = shape.vocabulary * shape.hidden * (1 if shape.tie_embeddings else 2) / (shape.num_parameters - routed)
+    return np.where(layouts.fp8_all_gather > 0, 1 - tables + tables * whole, whole)
 
 
 def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:

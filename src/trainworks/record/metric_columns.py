@@ -17,6 +17,7 @@ from trainworks.record.step_time import StepTimeGroups
 COLUMNS = (
     *("step", "attempt", "t", "loss", "grad_norm", "lr", "tokens", "step_s"),
     *("data_s", "compute_s", "communication_s", "optimizer_s", "checkpoint_s", "other_s", "memory_peak_bytes"),
+    "overflow",
 )
 """Numbers of a row; NaN where a row lacks the value."""
 _SKIPPED = (*FAULTS, "loss_scale")

@@ -105,6 +105,8 @@ class MetricsRow(TypedDict):
     """Result of that evaluation."""
     skipped: NotRequired[str]
     """Reason for a step without update of the weights: `nonfinite`, `spike`, or `loss_scale` (fp16, not a fault)."""
+    overflow: NotRequired[float]
+    """Share of the copies of tokens for which no rank had room, 0-1, mean over the ranks; with `expert_capacity`."""
     memory_peak_bytes: NotRequired[int]
     """Largest peak over the ranks so far: of the accelerator with the driver's context, as nvidia-smi counts it, or
     resident on a CPU; on the last row of an interval."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.spec import Spec
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
@@ -14,6 +14,7 @@ from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
 from trainworks.record.usage import QUIET_SHARE
 from trainworks.results import Result
+from trainworks.units import format_duration
 
 
 class KeptCode(Spec):
@@ -77,6 +78,32 @@ class PlannedEvaluation(Spec):
         return self.count * self.evaluation_s
 
 
+class CompileChoice(Spec):
+    """What the plan decided where the run file says `compile: auto`, with the two times that it compared."""
+
+    compiled: bool
+    obstacle: str = ""
+    """Why blocks stay eager, where no times were compared."""
+    eager_step_s: float = 0.0
+    compiled_step_s: float = 0.0
+    """Predicted step of the best layout of each kind."""
+    saved_s: float = 0.0
+    """Predicted over all steps; negative where compiled blocks are slower."""
+    compile_s: float = 0.0
+    """Expected time to compile."""
+    source: str = ""
+    """Where the time to compile is from."""
+
+    def describe(self) -> str:
+        """The decision and its reason in one sentence."""
+        if self.obstacle:
+            return f"eager: {self.obstacle}"
+        what, steps = ("compiled", "saves") if self.compiled else ("eager", "would save")
+        times = f"{format_duration(self.eager_step_s)} to {format_duration(self.compiled_step_s)} a step"
+        saved, taken = format_duration(max(0.0, self.saved_s)), format_duration(self.compile_s)
+        return f"{what}: compiling {steps} {saved} ({times}) and takes {taken} ({self.source})"
+
+
 class Plan(Spec):
     """The prediction that the run has to answer for."""
 
@@ -98,6 +125,8 @@ class Plan(Spec):
     memory: MemoryTerms
     attention: str = ""
     """Kernel of the decoder's attention; empty for other models, and in records of older versions."""
+    compile_choice: CompileChoice | None = None
+    """None unless the run file says `compile: auto`."""
     compared: tuple[PlannedLayout, ...] = ()
     """The best layouts of the search in its order; empty where the model is measured or the layout was not searched."""
     checkpoint_bytes: int
@@ -222,6 +251,14 @@ class ResolvedRun(Result, Spec):
         if price is None or (processes.device == "cpu" and not processes.accelerators_per_node):
             return None
         return price * processes.num_accelerators
+
+    @property
+    def workload(self) -> Workload | None:
+        """The workload with what the plan decided of it: `compile: auto` as true or false."""
+        workload, choice = self.run_file.workload, self.plan.compile_choice if self.plan else None
+        if workload is None or choice is None:
+            return workload
+        return workload.model_copy(update={"compile": choice.compiled})
 
     @property
     def is_workload(self) -> bool:

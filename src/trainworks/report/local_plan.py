@@ -122,6 +122,7 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         "preference": _preference(workload),
         "layout": f"{ranks}: {plan.layout.describe()}, accumulation {plan.layout.grad_accum_steps}",
         "attention": plan.attention,
+        "compile": plan.compile_choice.describe() if plan.compile_choice else "",
         "training": f"{plan.num_steps:,} steps of {format_count(plan.tokens_per_step)} {workload.unit}"
         f"{left_out if plan.samples_left_out else ''}",
         "step time": f"{step} = {' + '.join(f'{name} {format_duration(term)}' for name, term in terms.items())}",

@@ -117,7 +117,15 @@ def key_figures(report: Report) -> list[tuple[str, str, str]]:
             gain = done.compiled
             change = format_relative(gain.compiled_s / gain.eager_s - 1)
             times = f"{format_duration(gain.compiled_s)} forward and backward, {format_duration(gain.eager_s)} without"
-            figures.append(("compile", change, f"{times}; {format_duration(gain.compile_s)} to compile"))
+            planned = f"; planned {done.compile_choice}" if done.compile_choice else ""
+            figures.append(("compile", change, f"{times}; {format_duration(gain.compile_s)} to compile{planned}"))
+        elif done.compile_choice:
+            figures.append(("compile", "auto", done.compile_choice))
+        if done.overflow is not None:
+            most = (
+                f"of the copies of tokens found no room at their experts; {format_percent(done.overflow_most)} at most"
+            )
+            figures.append(("expert overflow", format_percent(done.overflow), most))
         figures = [
             ("loss", format_loss(done.loss_last), _loss_remark(done)),
             ("steps", f"{done.steps_done:,}", f"of {done.num_steps:,}" if done.num_steps else ""),

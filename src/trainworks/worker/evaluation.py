@@ -77,7 +77,7 @@ def build_evaluator(
             device=device,
         ),
     )
-    if workload.compile:
+    if workload.compile is True:
         evaluator.warm_up()
     return evaluator
 

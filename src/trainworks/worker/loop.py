@@ -192,8 +192,8 @@ class Trainer:
         grad_norm = self.optimizer.step(step - 1, loss)
         self._last = loss, grad_norm
         marks.optimizer = self.timeline.mark()
-        accuracy = self.parallel.accuracy
-        self.telemetry.add(step, loss, grad_norm, self.optimizer.verdict, self.optimizer.lr, marks, accuracy)
+        figures = self.parallel.take_figures()
+        self.telemetry.add(step, loss, grad_norm, self.optimizer.verdict, self.optimizer.lr, marks, figures)
         return marks
 
     def _evaluate(self, step: int, marks: StepMarks, *, asked: bool) -> bool:

@@ -18,6 +18,7 @@ from trainworks.errors import LayoutError
 from trainworks.worker.guard import StepJudge
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.muon import MuonWithAdamW
+from trainworks.worker.parallel.blocks import stored_weight
 from trainworks.worker.parallel.build import tied_embedding
 from trainworks.worker.update_rules import AdamW8bit, Lion, adamw, parameter_groups, sgd
 
@@ -260,7 +261,9 @@ class _Parameter:
     def __init__(self, name: str, whole: nn.Parameter) -> None:
         self.name = name
         self.whole = whole
-        self.local = nn.Parameter(whole.to_local().detach()) if isinstance(whole, DTensor) else whole
+        self.local = whole
+        if isinstance(stored := stored_weight(whole.detach()), DTensor):
+            self.local = nn.Parameter(stored.to_local())
 
     @property
     def is_sharded(self) -> bool:

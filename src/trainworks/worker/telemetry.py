@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -57,7 +57,7 @@ class _Step:
     verdict: Tensor
     lr: float
     marks: StepMarks
-    accuracy: Tensor | None
+    figures: Mapping[str, Tensor]
     evaluation: EvaluationResult | None = None
 
 
@@ -89,10 +89,12 @@ class Telemetry:
         verdict: Tensor,
         lr: float,
         marks: StepMarks,
-        accuracy: Tensor | None = None,
+        figures: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Take one step's results; nothing is computed or copied yet."""
-        self._steps.append(_Step(step, loss, grad_norm, verdict, lr, marks, accuracy))
+        """Take one step's results; nothing is computed or copied yet. `figures` are further columns of the record, of
+        the same names in every step and on every rank.
+        """
+        self._steps.append(_Step(step, loss, grad_norm, verdict, lr, marks, figures or {}))
 
     def add_evaluation(self, result: EvaluationResult) -> None:
         """Take the result of the evaluation after the last step; it is the same on every rank."""
@@ -108,9 +110,8 @@ class Telemetry:
 
     def flush(self, mine: Agreement) -> Agreement:
         """Average the interval over the ranks, write it (rank 0), and agree."""
-        # A step of a task without accuracies repeats its loss in their place.
-        found = [(s.loss, s.grad_norm, s.verdict, s.loss if s.accuracy is None else s.accuracy) for s in self._steps]
-        values = torch.stack([torch.stack(each) for each in found]).double().cpu()
+        found = [torch.stack([s.loss, s.grad_norm, s.verdict, *s.figures.values()]) for s in self._steps]
+        values = torch.stack(found).double().cpu()
         losses = values[:, 0].clone()
         now = time.perf_counter()
         elapsed_s, self._interval_began = now - self._interval_began, now
@@ -126,7 +127,8 @@ class Telemetry:
         sizes = [values.numel(), durations.numel(), flags.numel(), by_rank.numel(), 1]
         values, durations, flags, by_rank, elapsed = packed.split(sizes)
         # One pipeline stage in `num_stages` has the loss, the others report 0; all have norm and verdict.
-        values = values.view(-1, 4) / world * torch.tensor([self.num_stages, 1, 1, 1])
+        values = values.view(len(self._steps), -1) / world
+        values[:, 0] *= self.num_stages
         skipped = self._skipped(values)
         if dist.get_rank() == 0:
             rows = self._rows(values, durations.view(-1, _DURATIONS) / world, elapsed.item() / world)
@@ -159,10 +161,10 @@ class Telemetry:
         return torch.cat([parts, callbacks.sum(1, keepdim=True)], 1), callbacks
 
     def _skipped(self, values: Tensor) -> tuple[SkippedStep, ...]:
-        """The steps of the interval that were left out, from loss, gradient norm, verdict and accuracy [steps, 4]."""
+        """The steps of the interval that were left out, from loss, gradient norm and verdict, its first columns."""
         judged = (
             (step.step, reason_of(verdict, loss, loss_scaling=self.loss_scaling), loss, norm)
-            for step, (loss, norm, verdict, _) in zip(self._steps, values.tolist(), strict=True)
+            for step, (loss, norm, verdict, *_) in zip(self._steps, values.tolist(), strict=True)
         )
         return tuple(SkippedStep(step, reason, loss, norm) for step, reason, loss, norm in judged if reason)
 
@@ -182,7 +184,7 @@ class Telemetry:
         other_s = max(0.0, elapsed_s - float(whole_s.sum())) / len(self._steps)
         ends_at = time.time() - elapsed_s + (whole_s + other_s).cumsum(0)
         rows: list[MetricsRow] = []
-        for step, (loss, norm, _, accuracy), parts, t in zip(
+        for step, (loss, norm, _, *figures), parts, t in zip(
             self._steps, values.tolist(), durations.tolist(), ends_at.tolist(), strict=True
         ):
             total_s, data_s, compute_s, communication_s, optimizer_s, checkpoint_s, evaluation_s, callback_s = parts
@@ -204,8 +206,7 @@ class Telemetry:
                     other_s=other_s,
                 )
             )
-            if step.accuracy is not None:
-                rows[-1]["accuracy"] = accuracy
+            rows[-1] |= dict(zip(step.figures, figures, strict=True))  # type: ignore[typeddict-item]
             if step.evaluation is not None:
                 rows[-1] |= {"evaluation_s": evaluation_s, "evaluation": step.evaluation}
             if step.marks.callbacks_s:

@@ -137,7 +137,7 @@ def _join(run_dir: RunDir, data: DataFolders, node: int, state: RankState) -> _R
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     resolved = run_dir.read_resolved()
     resolved = resolved.on_nodes(world_size // resolved.processes.processes_per_node)
-    plan, workload = resolved.plan, resolved.run_file.workload
+    plan, workload = resolved.plan, resolved.workload
     assert plan is not None and workload is not None
     if workload.deterministic:
         make_deterministic()
@@ -273,14 +273,16 @@ def _build_model(task: Task, mesh: Mesh, timeline: Timeline, rank: _Rank) -> Par
     workload, device, heartbeat = rank.workload, rank.device, rank.state.heartbeat
     reads_files = workload.model.hf is not None or workload.model.module is not None
     heartbeat.mark(Phase.LOADING if reads_files else Phase.BUILD)
-    setup = Setup(mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile, timeline=timeline)
+    setup = Setup(
+        mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile is True, timeline=timeline
+    )
     setup = replace(setup, progress=functools.partial(heartbeat.mark, Phase.BUILD))
     parallel = task.build(setup)
     rank.state.parts = parallel.parts
-    heartbeat.mark(Phase.COMPILE if workload.compile else Phase.FIRST_STEP)
+    heartbeat.mark(Phase.COMPILE if workload.compile is True else Phase.FIRST_STEP)
     begin = time.perf_counter()
     warm_up(parallel, task, timeline, device)
-    if workload.compile:
+    if workload.compile is True:
         first_s = time.perf_counter() - begin
         compiled = compile_gain(lambda: warm_up(parallel, task, timeline, device), device, first_s=first_s)
         if rank.rank == 0:

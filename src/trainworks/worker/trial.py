@@ -125,10 +125,12 @@ def _measure(request: TrialRequest, device: torch.device) -> Trial:
     folder = Path(request.data_folder) if request.data_folder else None
     opened = open_task(workload, mesh, data_folder=folder, shape=request.shape)
     timeline = Timeline(device)
-    setup = Setup(mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile, timeline=timeline)
+    setup = Setup(
+        mesh=mesh, device=device, precision=workload.precision, compiled=workload.compile is True, timeline=timeline
+    )
     parallel = opened.task.build(setup)
     is_whole = layout.tp * layout.pp == 1
-    countable = is_whole and request.shape is None and not workload.compile and layout.recompute == "none"
+    countable = is_whole and request.shape is None and workload.compile is not True and layout.recompute == "none"
     flops = _warm_up(parallel, opened, timeline, device, counted=countable)
     optimizer = StepOptimizer(
         parallel.parts,

@@ -94,6 +94,16 @@ REFUSED = {
     ),
     r"once per half": ({"pp": 2, "zero_bubble": True, "recompute": "full"}, "recompute", "set `recompute: none`"),
     r"ep \(2\) spreads experts, and this model has none": ({"dp_shard": 2, "ep": 2}, "ep", "leave it out"),
+    r"expert_capacity sizes the exchange between ranks of ep, and ep is 1": (
+        {"expert_capacity": 1.5},
+        "expert_capacity",
+        "set `ep`, or leave it out",
+    ),
+    r"needs `precision: fp8` and shards with `zero: 3`": (
+        {"dp_shard": 2, "fp8_all_gather": True},
+        "fp8_all_gather",
+        None,
+    ),
     r"zero_bubble is a pipeline schedule, and pp is 1": ({"zero_bubble": True}, "zero_bubble", None),
     r"interleave cuts pipeline stages into chunks, and pp is 1": ({"interleave": 2}, "interleave", None),
     r"stage_layers are those of pipeline stages": ({"stage_layers": (4,)}, "stage_layers", None),

@@ -187,7 +187,14 @@ SAVING_MEMORY = {
     "activations-on-the-host-recomputed": {"cp": 2, "offload_activations": True, "recompute": "full"},
     "optimizer-on-the-host": {"dp_shard": 2, "offload_optimizer": True},
 }
-LAYOUTS = ON_TWO | ON_FOUR | ON_EIGHT | SAVING_MEMORY
+WITH_ROOM = {  # as much as all tokens need if they choose one rank
+    "experts-room": {"dp_shard": 2, "ep": 2, "expert_capacity": 2},
+    "experts-room-tensor": {"dp_shard": 2, "tp": 2, "ep": 4, "expert_capacity": 4},
+    "experts-room-pipeline": {"pp": 2, "dp_shard": 2, "ep": 2, "expert_capacity": 2},
+    "experts-room-selective": {"dp_shard": 2, "ep": 2, "expert_capacity": 2, "recompute": "selective"},
+    "experts-room-full": {"cp": 2, "ep": 2, "expert_capacity": 2, "recompute": "full"},
+}
+LAYOUTS = ON_TWO | ON_FOUR | ON_EIGHT | SAVING_MEMORY | WITH_ROOM
 
 
 OF_FAMILIES = (  # what a family's own pieces (norms, positions, biases, tied matrix) could break

@@ -92,6 +92,7 @@ def micro_batches(ranks: int, **degrees: Any) -> Any:
         ("llama", {"cp": 2, "recompute": "full"}, "fp32"),
         ("llama-tied", {"pp": 2}, "fp32"),
         ("mixtral", {"dp_shard": 2}, "fp32"),
+        ("mixtral", {"dp_shard": 2, "ep": 2, "expert_capacity": 1.25}, "fp32"),
     ],
 )
 def test_forward_and_backward_ask_the_device_for_nothing(model: str, degrees: dict[str, Any], precision: str) -> None:

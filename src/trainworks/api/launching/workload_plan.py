@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,8 @@ from pathlib import Path
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.prices import known_accelerator
-from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
-from trainworks.config.run_file import Workload
+from trainworks.config.layout import ANY_LAYOUT, Layout, ModelSupport, ResolvedLayout
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
 from trainworks.host.folders import FINISHED_RUNS, cache_folder, data_folder
@@ -24,6 +24,7 @@ from trainworks.measure.planning import Planning
 from trainworks.measure.ranks_environment import RanksInterpreter
 from trainworks.measure.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.plan.cluster.learning import with_learning
+from trainworks.plan.run.compiling import decided_compile
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.plan import check_own_optimizer, make_measured_plan, make_plan, measured_layouts
 from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
@@ -32,6 +33,7 @@ from trainworks.plan.run.steps import num_steps, samples_left_out, sequences_in
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
 from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
+from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import FewerNodes, Plan, PlannedLayout, ResolvedRun
 from trainworks.record.trial import Trial, TrialRequest
@@ -100,10 +102,12 @@ def plan_workload(ready: ReadyWorkload, runs: Path, planning: Planning) -> Resol
         if ready.machines is not None:
             planning.refuse_tuning()
         changes = _plan_by_calibration(ready, described, planning)
-    resolved = _with_learning(resolved.model_copy(update=changes), learning=planning.learning)
+    resolved = resolved.model_copy(update=changes)
     assert resolved.plan is not None
-    _check_disk(resolved.plan.checkpoint_bytes, runs)
-    return resolved
+    finished = _finished(resolved) if planning.learning else []
+    plan = with_learning(resolved.plan, finished, software=software_of(resolved))
+    _check_disk(plan.checkpoint_bytes, runs)
+    return resolved.model_copy(update={"plan": plan})
 
 
 def _described(ready: ReadyWorkload, planning: Planning) -> _DescribedModel:
@@ -133,12 +137,9 @@ def _support(ready: ReadyWorkload, shape: ModelShape) -> ModelSupport:
     return model_support(ready.workload, ready.resolved.host.packages, python=ready.interpreter.python)
 
 
-def _with_learning(resolved: ResolvedRun, *, learning: bool) -> ResolvedRun:
-    """The plan after learning from finished runs on this kind of machine."""
-    assert resolved.plan is not None
-    finished = read_finished(data_folder(FINISHED_RUNS), machine_of(resolved.host)) if learning else []
-    plan = with_learning(resolved.plan, finished, software=software_of(resolved))
-    return resolved.model_copy(update={"plan": plan})
+def _finished(resolved: ResolvedRun) -> list[FinishedRun]:
+    """Finished runs on this kind of machine."""
+    return read_finished(data_folder(FINISHED_RUNS), machine_of(resolved.host))
 
 
 def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, planning: Planning) -> dict[str, object]:
@@ -165,11 +166,12 @@ def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, plann
         announce=planning.announce,
     )
     job = job.calibrated(calibration)
-    compared = choose_layouts(job, written)
+    past = [run for run in _finished(resolved) if run.software == software_of(resolved)] if planning.learning else []
+    job, compared = _with_compile_decided(job, written, steps=described.steps, past=past)
     if planning.tune:
         compared = _tuned(compared, ready, job, planning)
     plan = make_plan(
-        resolved.run_file,
+        _as_decided(resolved, job),
         job.shape,
         fastest(compared).layout,
         processes,
@@ -180,13 +182,30 @@ def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, plann
         compared=compared,
         accelerator=_catalogued(host),
         support=job.support,
+        compile_choice=job.compile_choice,
     )
-    fewer = _plan_fewer_nodes(resolved, job, calibration, steps=described.steps)
+    fewer = _plan_fewer_nodes(resolved, described.job, calibration, steps=described.steps, past=past)
     return {"plan": plan, "calibration": calibration, "fewer": fewer}
 
 
+def _with_compile_decided(
+    job: RunJob, written: Layout | None, *, steps: int, past: Sequence[FinishedRun]
+) -> tuple[RunJob, tuple[PlannedLayout, ...]]:
+    """The job without `compile: auto`, and its best layouts."""
+    compared = choose_layouts(job, written)
+    if job.workload.compile != "auto":
+        return job, compared
+    job = decided_compile(job, fastest(compared).layout, steps=steps, past=past)
+    return job, choose_layouts(job, written) if job.workload.compile is True else compared
+
+
+def _as_decided(resolved: ResolvedRun, job: RunJob) -> RunFile:
+    """The run file with the workload of the job, in which nothing is left to the plan."""
+    return resolved.run_file.model_copy(update={"workload": job.workload})
+
+
 def _plan_fewer_nodes(
-    resolved: ResolvedRun, job: RunJob, calibration: Calibration, *, steps: int
+    resolved: ResolvedRun, job: RunJob, calibration: Calibration, *, steps: int, past: Sequence[FinishedRun]
 ) -> tuple[FewerNodes, ...]:
     """The best plan for each smaller number of nodes down to `job.min_nodes`, on which the run may continue.
 
@@ -207,8 +226,18 @@ def _plan_fewer_nodes(
             support=job.support,
         )
         with suppress(LayoutError, EnvironmentProblem):
-            layout = fastest(choose_layouts(smaller, None)).layout
-            plan = make_plan(run_file, job.shape, layout, ranks, calibration, steps=steps, support=job.support)
+            smaller, compared = _with_compile_decided(smaller, None, steps=steps, past=past)
+            layout = fastest(compared).layout
+            plan = make_plan(
+                _as_decided(resolved, smaller),
+                job.shape,
+                layout,
+                ranks,
+                calibration,
+                steps=steps,
+                support=job.support,
+                compile_choice=smaller.compile_choice,
+            )
             found.append(FewerNodes(processes=ranks, plan=plan))
     return tuple(found)
 

@@ -90,7 +90,7 @@ def _first_lines(log: Path) -> Iterator[str]:
 
 def _prices(resolved: ResolvedRun) -> LayoutPrices | None:
     """Prices of other layouts; None for a command, a measured model, and ranks without a calibration."""
-    workload, plan, calibration = resolved.run_file.workload, resolved.plan, resolved.calibration
+    workload, plan, calibration = resolved.workload, resolved.plan, resolved.calibration
     if workload is None or plan is None or calibration is None or not plan.model.is_described:
         return None
     memory = memory_per_rank(resolved.host, resolved.processes)

@@ -34,7 +34,8 @@ from trainworks.plan.job import AnyJob
 from trainworks.plan.network.traffic import apply_design
 from trainworks.plan.parameters import reward_shape
 from trainworks.plan.programs import planned_programs
-from trainworks.plan.run.pricing import described_job, software_of_workload
+from trainworks.plan.run.compiling import decided_compile
+from trainworks.plan.run.pricing import RunJob, described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.shapes.presets import published_shape
@@ -106,7 +107,14 @@ def plan_cluster(
             evaluation=workload.eval,
             selection=written.selection if written else 0.0,
         )
-        return plan_request(request, measurements, [price_note, weights_note(workload), model.vocabulary_note])
+        notes = [price_note, weights_note(workload), model.vocabulary_note]
+        plan = plan_request(request, measurements, notes)
+        if not isinstance(job, RunJob) or workload.compile != "auto":
+            return plan
+        decided = decided_compile(job, plan.best[0].layout, steps=model.steps)
+        assert decided.compile_choice is not None
+        request = replace(request, job=replace(decided, slowdowns=belief.slowdowns))
+        return plan_request(request, measurements, [*notes, f"`compile: auto` is {decided.compile_choice.describe()}"])
 
 
 def forecast(
@@ -276,7 +284,8 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
             place=source.place(("software",)) if source else None,
             hint="remove `software`",
         )
-    compiled = workload.compile if "compile" in workload.model_fields_set else None
+    is_said = "compile" in workload.model_fields_set and workload.compile != "auto"
+    compiled = workload.compile is True if is_said else None
     software = planned_software(run_file.software, compiled=compiled)
     is_submitted = run_file.cluster.engine not in ("local", "described") and run_file.software is None
     is_ours = workload.is_fine_tuned or (is_submitted and workload.task == "causal-lm")

@@ -116,6 +116,8 @@ def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     values |= {f"time/{name}": float(value) for name, value in row.items() if name.endswith("_s")}  # type: ignore[arg-type]
     if "memory_peak_bytes" in row:
         values["memory/peak_bytes"] = row["memory_peak_bytes"]
+    if "overflow" in row:
+        values["train/expert_overflow"] = row["overflow"]
     if "evaluation" in row:
         has_perplexity = workload is not None and workload.has_perplexity
         values |= _evaluation_values(row["evaluation"], has_perplexity=has_perplexity)

@@ -59,6 +59,8 @@ def as_fields(layout: Layout) -> dict[str, Any]:
     """A planned layout as `layout:` of a run file has it: nothing that matters is left open."""
     axes = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
     named: dict[str, Any] = {name: getattr(layout, name) for name in axes if getattr(layout, name) > 1}
+    if layout.expert_capacity is not None:
+        named["expert_capacity"] = layout.expert_capacity
     if layout.zero != "auto":
         named["zero"] = layout.zero
     named["micro_batch"] = layout.micro_batch
@@ -72,7 +74,9 @@ def as_fields(layout: Layout) -> dict[str, Any]:
     if layout.gradient_compression == "powersgd":
         named["powersgd_rank"] = layout.powersgd_rank
     return named | {
-        name: True for name in ("offload_activations", "offload_optimizer") if getattr(layout, name) is True
+        name: True
+        for name in ("offload_activations", "offload_optimizer", "fp8_all_gather")
+        if getattr(layout, name) is True
     }
 
 

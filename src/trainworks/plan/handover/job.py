@@ -67,7 +67,7 @@ class HandedJob:
     def is_compiled(self) -> bool:
         """Whether the run file asks for compiled blocks."""
         software = self.run_file.software
-        return self.workload.compile or bool(software and software.compiled)
+        return self.workload.compile is True or bool(software and software.compiled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,15 @@ def refuse(program: str, reason: str, hint: str) -> NoReturn:
     raise UsageError(f"{program} cannot run this plan: {reason}", hint=hint)
 
 
+_PLAN, _REMOVE = "plan with `layout: {{{}}}`", "remove `layout.{}`"
+
+
 def check_common(program: str, job: HandedJob, *, precisions: Collection[str], optimizers: Collection[str]) -> None:
     """Refuse what no configuration key of a program can express.
 
     Raises:
-        UsageError: the precision, the optimizer, fine-tuning, zero bubble, offloading or compression has no
-            counterpart.
+        UsageError: the precision, the optimizer, fine-tuning, zero bubble, offloading, an expert capacity or
+            compression has no counterpart.
     """
     workload, layout = job.workload, job.layout
     if workload.is_fine_tuned:
@@ -109,12 +112,23 @@ def check_common(program: str, job: HandedJob, *, precisions: Collection[str], o
         refuse(program, f"it has no optimizer like `{name}`", f"set `optimizer.name` to {' or '.join(optimizers)}")
     if workload.optimizer.groups:
         refuse(program, "it takes one learning rate from this file", "remove `optimizer.groups`")
-    if layout.zero_bubble:
-        refuse(program, "it has no schedule like `zero_bubble`", "plan with `layout: {zero_bubble: false}`")
-    if layout.offload_activations:
-        refuse(program, "it does not offload activations like this", "plan with `layout: {offload_activations: false}`")
-    if layout.gradient_compression == "powersgd":
-        refuse(program, "it has no PowerSGD", "remove `layout.gradient_compression`")
+    for is_set, reason, hint in (
+        (layout.zero_bubble, "it has no schedule like `zero_bubble`", _PLAN.format("zero_bubble: false")),
+        (
+            layout.offload_activations,
+            "it does not offload activations like this",
+            _PLAN.format("offload_activations: false"),
+        ),
+        (layout.fp8_all_gather, "its all-gather has settings of its own", _REMOVE.format("fp8_all_gather")),
+        (
+            layout.expert_capacity is not None,
+            "it has no room that a rank's experts share",
+            _REMOVE.format("expert_capacity"),
+        ),
+        (layout.gradient_compression == "powersgd", "it has no PowerSGD", _REMOVE.format("gradient_compression")),
+    ):
+        if is_set:
+            refuse(program, reason, hint)
 
 
 def check_language_model(program: str, job: HandedJob) -> None:

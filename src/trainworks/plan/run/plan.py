@@ -32,7 +32,7 @@ from trainworks.record.calibration import Calibration
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
-from trainworks.record.resolved import Plan, PlannedLayout
+from trainworks.record.resolved import CompileChoice, Plan, PlannedLayout
 from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
 from trainworks.record.trial import Trial
 
@@ -62,6 +62,7 @@ def make_plan(
     compared: tuple[PlannedLayout, ...] = (),
     accelerator: Accelerator | None = None,
     support: ModelSupport = ANY_LAYOUT,
+    compile_choice: CompileChoice | None = None,
 ) -> Plan:
     """Predict the run from its decisions and the calibration.
 
@@ -77,6 +78,7 @@ def make_plan(
         compared: layouts among which this one was chosen.
         accelerator: of the nodes, to look up their failure rate; None if the catalogue has none.
         support: of the model by the worker.
+        compile_choice: what was decided of `compile: auto`; the run file's workload has it, too.
     """
     workload = run_file.workload
     assert workload is not None
@@ -104,6 +106,7 @@ def make_plan(
         expected=expected_step(parts_s(job, layouts)[:, 0], Belief.of(CALIBRATED_PRIOR)),
         memory=job.memories(layouts).terms(),
         attention=job.attention.describe() if job.attention else "",
+        compile_choice=compile_choice,
         compared=compared,
         checkpoint_bytes=saved_bytes,
     )
@@ -253,6 +256,7 @@ def make_measured_plan(
     workload = run_file.workload
     assert workload is not None
     epochs = workload.train_for.unit == "epochs"
+    eager = CompileChoice(compiled=False, obstacle="no formula predicts this model's step with compiled blocks")
     return _plan(
         run_file,
         processes,
@@ -269,6 +273,7 @@ def make_measured_plan(
         peak_source="none: the plan of this model is measured, not predicted",
         expected=expected_step(_parts_s(trial.step_time), Belief.of(CALIBRATED_PRIOR)),
         memory=_memory(trial),
+        compile_choice=eager if workload.compile == "auto" else None,
         checkpoint_bytes=trial.checkpoint_bytes,
     )
 

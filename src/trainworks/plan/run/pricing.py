@@ -31,13 +31,14 @@ from trainworks.plan.parameters import head_matmul_parameters
 from trainworks.plan.run import adapters
 from trainworks.plan.run.memory import FULL_PRECISIONS, RunMemories, effective_layouts, run_memories
 from trainworks.plan.run.optimizer import moment_bytes, orthogonalisation_bytes, orthogonalisation_s, update_factor
-from trainworks.plan.run.trainable import trainable
+from trainworks.plan.run.trainable import compiled_in_tests, trainable
 from trainworks.plan.software import Software, worker_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
+from trainworks.record.resolved import CompileChoice
 from trainworks.record.step_time import StepTimeTerms
 
 
@@ -104,6 +105,8 @@ class RunJob(TrainingJob):
     baseline_bytes: int
     """Memory of a rank without a model, on its device."""
     support: ModelSupport = ANY_LAYOUT
+    compile_choice: CompileChoice | None = None
+    """What was decided of `compile: auto`; None before, and where the run file decides."""
 
     complication: ClassVar[float] = 0.05
     """More than on a described cluster: on ranks at hand plain data parallelism is what is measured best, and two
@@ -268,13 +271,14 @@ class RunJob(TrainingJob):
 
     def runnable(self, layouts: Layouts) -> NDArray[np.bool_]:
         """True where the worker can train the layout; shape [n]."""
-        return trainable(layouts, self.workload, self.shape, self.support)
+        mask = trainable(layouts, self.workload, self.shape, self.support)
+        return mask & compiled_in_tests(layouts) if self.compile_choice and self.compile_choice.compiled else mask
 
 
 def software_of_workload(workload: Workload, device: str) -> Software:
     """The worker's software for a workload; frozen weights that are kept in 16 bits or 4 are not cast at each use."""
     own = frozenset({"framework", "compiled", "attention"})
-    software = worker_software(device, compiled=workload.compile, dropout=workload.model.dropout)
+    software = worker_software(device, compiled=workload.compile is True, dropout=workload.model.dropout)
     software = replace(software, name="Trainworks", said=own)
     kept_in_32_bits = workload.adapter is None or workload.adapter.base == "fp32"
     return software if kept_in_32_bits else replace(software, autocast=False)

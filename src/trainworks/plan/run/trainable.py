@@ -103,6 +103,16 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
     if workload.precision == "fp8":
         text = "fp8 scales whole matrices, and {} cuts them: ranks would round by scales of their own"
         yield from _uncut(layouts, ("tp",), text, "set `dp_shard` instead, or train in bf16")
+    sharded = (layouts.zero == 3) & (layouts.dp_shard * layouts.cp > 1)
+    yield (
+        "fp8_all_gather",
+        (layouts.fp8_all_gather > 0) & (~sharded | (workload.precision != "fp8") | (layouts.offload_optimizer > 0)),
+        lambda one: (
+            "fp8_all_gather sends shards as they are multiplied: it needs `precision: fp8` and shards with `zero: 3` "
+            "on the accelerator",
+            "set `dp_shard` and `precision: fp8` without `offload_optimizer`, or leave it out",
+        ),
+    )
     yield (
         "offload_activations",
         (layouts.recompute == Recompute.SELECTIVE) & (layouts.offload > 0),
@@ -117,6 +127,13 @@ def _optimizer(layouts: Layouts, workload: Workload, shape: ModelShape) -> Itera
     if workload.optimizer.name == "adamw-8bit":
         text = "`optimizer.name: adamw-8bit` scales whole rows, and {} cuts them"
         yield from _uncut(layouts, ("tp",), text, "use `dp_shard`, or another optimizer")
+
+
+def compiled_in_tests(layouts: Layouts) -> _Mask:
+    """True for replicas, shards and tensor parallelism: layouts under which tests compile blocks; shape [n]."""
+    mask: _Mask = (layouts.recompute == Recompute.NONE) & (layouts.offload + layouts.offload_optimizer == 0)
+    mask &= layouts.pp * layouts.cp * layouts.ep == 1
+    return mask
 
 
 def _uncut(layouts: Layouts, axes: Sequence[str], text: str, hint: str) -> Iterator[_Rule]:
@@ -234,7 +251,7 @@ def _pipeline(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterat
     )
     yield (
         "zero_bubble",
-        bubbleless & workload.compile,
+        bubbleless & (workload.compile is True),
         lambda one: ("zero_bubble cannot split the backward of compiled blocks", "set `compile: false`"),
     )
     yield (
@@ -253,6 +270,14 @@ def _experts(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
         "ep",
         spread & (shape.experts == 0),
         lambda one: (f"ep ({one.ep}) spreads experts, and this model has none", "leave it out"),
+    )
+    yield (
+        "expert_capacity",
+        ~spread & (layouts.expert_capacity > 0),
+        lambda one: (
+            "expert_capacity sizes the exchange between ranks of ep, and ep is 1",
+            "set `ep`, or leave it out",
+        ),
     )
     yield (
         "ep",

@@ -10,6 +10,8 @@ from pydantic import ValidationError
 
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
+from trainworks.record.events.log import of_kind, read_events
+from trainworks.record.events.training import CompiledEvent
 from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.measured.step_anchor import log_spread
 from trainworks.record.metric_columns import read_columns
@@ -45,6 +47,7 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
     steady = steps.where(slice(warmup_steps(len(steps)), None))
     if plan is None or plan.expected is None or workload is None or len(attempts) != 1 or len(steady) < _FEWEST_STEPS:
         return None
+    compiled = of_kind(read_events(run_dir.events_file), CompiledEvent)
     measured_s = float(np.median(steady.training_s))
     return FinishedRun(
         run=str(run_dir.path.resolve()),
@@ -61,6 +64,7 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
         measured_s=measured_s,
         spread=log_spread(steady.training_s.tolist(), measured_s),
         num_steps=len(steady),
+        compile_s=compiled[-1]["compile_s"] if compiled else None,
     )
 
 

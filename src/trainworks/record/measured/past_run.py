@@ -37,6 +37,9 @@ class FinishedRun(Spec):
     num_steps: int
     """Steps of the median."""
 
+    compile_s: float | None = None
+    """Time that compiling took; None without, and in lines of earlier versions."""
+
     @property
     def error(self) -> float:
         """Planned / measured - 1."""

@@ -97,6 +97,12 @@ class Training(ReportPart):
     """Whether a callback ended it before its last planned step."""
     compiled: Compiled | None = None
     """None where blocks are not compiled."""
+    compile_choice: str = ""
+    """What the plan decided of `compile: auto` and why; empty where the run file decided."""
+    overflow: float | None = None
+    """Mean share of the copies of tokens that were left out for want of room; None without `expert_capacity`."""
+    overflow_most: float | None = None
+    """The same of the step that left out most."""
     loss_scale_steps: int = 0
     """Steps that fp16's loss scaling left out, because its scale was too high; no faults."""
     loss_first: LossPoint | None
@@ -264,6 +270,7 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
     trained = history.effective.where(history.effective.num_steps > 0)
     if plan is None or workload is None:
         return _reached(resolved, history, trained) if workload is None and len(trained) else None
+    overflow = trained["overflow"][np.isfinite(trained["overflow"])]
     ready = next(iter(reversed(history.of_kind(training.DataReadyEvent))), None)
     return _reached(resolved, history, trained).model_copy(
         update={
@@ -278,6 +285,9 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
             "data_cached": bool(ready and ready.get("cached")),
             "ended_by_callback": any(event.get("asked") for event in history.of_kind(training.FinishedEvent)[-1:]),
             "compiled": _compiled(history),
+            "compile_choice": plan.compile_choice.describe() if plan.compile_choice else "",
+            "overflow": float(np.mean(overflow)) if len(overflow) else None,
+            "overflow_most": float(np.max(overflow)) if len(overflow) else None,
             "loss_scale_steps": int(trained.is_skipped("loss_scale").sum()),
         }
     )

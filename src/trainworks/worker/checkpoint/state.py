@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from trainworks.worker.callbacks import Callbacks
 from trainworks.worker.checkpoint.shards import packed, unpacked
 from trainworks.worker.models.adapters import trained_state
+from trainworks.worker.parallel.blocks import stored_weight
 
 
 class HasState(Protocol):
@@ -79,7 +80,7 @@ def loadable(state: dict[str, object], names: Iterable[str], *, same_ranks: bool
 def whole_state(parts: Sequence[nn.Module], optimizer: HasState) -> dict[str, object]:
     """State to save or to load, under names and shapes of the whole model: each rank has its part, in any layout."""
     return {
-        "model": {name: tensor for part in parts for name, tensor in trained_state(part).items()},
+        "model": {name: stored_weight(tensor) for part in parts for name, tensor in trained_state(part).items()},
         **optimizer.checkpoint_state(),
     }
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
@@ -37,12 +38,13 @@ _KEPT_BY_NAME = "torch_attn._varlen_attn.default"
 """Another one, which torch registers where it is used."""
 
 
-def use_float8(blocks: Sequence[nn.Module], *, emulate: bool) -> None:
+def use_float8(blocks: Sequence[nn.Module], *, emulate: bool, gather: bool = False) -> None:
     """Let the linear layers of the blocks multiply in fp8; parameters keep their names and stay as they are stored.
 
     Scaling is dynamic per tensor (torchao): inputs and weights in e4m3, gradients of outputs in e5m2 (Micikevicius et
     al. 2022), sums in higher precision. Embeddings, output, norms, routers and grouped products of experts stay in
     bf16. `emulate` rounds to fp8 and multiplies in bf16, where the hardware has no such product.
+    With `gather` FSDP2 gathers weights that are rounded already, with the largest value of all shards.
 
     Raises:
         MissingExtraError: torchao is not installed.
@@ -51,8 +53,30 @@ def use_float8(blocks: Sequence[nn.Module], *, emulate: bool) -> None:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415  # needed by few
     except ImportError:
         raise MissingExtraError("torchao", "fp8") from None
+    config = Float8LinearConfig(emulate=emulate, enable_fsdp_float8_all_gather=gather)
     for block in blocks:
-        convert_to_float8_training(block, module_filter_fn=_fits, config=Float8LinearConfig(emulate=emulate))
+        convert_to_float8_training(block, module_filter_fn=_fits, config=config)
+
+
+def measure_scales(parts: Iterable[nn.Module]) -> None:
+    """Find the largest values of all weights that are gathered in 8 bits, in one all-reduce of a part.
+
+    They hold until the weights change. Without them each gather would begin with an all-reduce of its own.
+    """
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp  # noqa: PLC0415  # needed by few
+
+    for part in parts:
+        precompute_float8_dynamic_scale_for_fsdp(part)
+
+
+def stored_weight(weight: Tensor) -> Tensor:
+    """A weight without what torchao wraps around shards that are gathered in 8 bits: the same storage, in fp32."""
+    inner = getattr(weight.to_local(), "_tensor", None) if isinstance(weight, DTensor) else None
+    if inner is None:
+        return weight
+    assert isinstance(weight, DTensor)
+    mesh, shape, stride = weight.device_mesh, weight.shape, weight.stride()
+    return DTensor.from_local(inner, mesh, weight.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _fits(module: nn.Module, name: str) -> bool:

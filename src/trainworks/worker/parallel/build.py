@@ -22,9 +22,9 @@ from trainworks.worker.loss import spread_nonfinite, weighted
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.adapters import adapt, freeze
 from trainworks.worker.models.decoder import Decoder, DecoderConfig
-from trainworks.worker.models.experts import MixtureOfExperts
+from trainworks.worker.models.experts import Experts, MixtureOfExperts
 from trainworks.worker.parallel import data_parallel, model_parallel
-from trainworks.worker.parallel.blocks import offload_activations, recompute, use_float8
+from trainworks.worker.parallel.blocks import measure_scales, offload_activations, recompute, use_float8
 from trainworks.worker.timing import Timeline, all_reduce, note_waits
 
 if TYPE_CHECKING:
@@ -87,8 +87,14 @@ class Parallel:
         self._balances = [
             module.balance for part in parts for module in part.modules() if isinstance(module, MixtureOfExperts)
         ]
-        self.accuracy: Tensor | None = None
+        self._accuracy: Tensor | None = None
         """Share of right predictions of this rank's last step, detached; None where the objective counts none."""
+        self._padded = [
+            module.dispatch
+            for part in parts
+            for module in part.modules()
+            if isinstance(module, Experts) and isinstance(module.dispatch, model_parallel.PaddedDispatch)
+        ]
         self._last_gradient: data_parallel.LastGradient | None = None
         layout = setup.mesh.layout
         if layout.tp * layout.cp * layout.ep * layout.pp > 1:
@@ -113,6 +119,7 @@ class Parallel:
             Mean of the weighted losses of this rank's micro-batches, detached, on the device; 0 on ranks without the
             last stage.
         """
+        self._measure_scales()
         for balance in self._balances:
             balance.scale = scale
         if self._pipeline is not None:
@@ -135,7 +142,7 @@ class Parallel:
         ]
         losses, right = zip(*found, strict=True)
         if right[0] is not None:
-            self.accuracy = torch.stack(right).sum() / labels.numel()
+            self._accuracy = torch.stack(right).sum() / labels.numel()
         return losses[0] if accum == 1 else torch.stack(losses).mean()
 
     def _micro_batch(
@@ -165,6 +172,7 @@ class Parallel:
             [accumulation, 1 or 2]; zeros on ranks without the last stage.
         """
         accum = len(labels)
+        self._measure_scales()
         if self._pipeline is None:
             rows = []
             for index in range(accum):
@@ -192,8 +200,22 @@ class Parallel:
         """Micro-batches of the smallest step: one, or as many as the pipeline's schedule is made for."""
         return 1 if self._pipeline is None else self.mesh.layout.grad_accum_steps
 
+    def take_figures(self) -> dict[str, Tensor]:
+        """Further figures of this rank's last step: the accuracy where the objective counts it, and the overflow, the
+        share of the copies of tokens that experts of a known capacity have left out since the last call.
+        """
+        figures = {} if self._accuracy is None else {"accuracy": self._accuracy}
+        if self.mesh.layout.expert_capacity is None:
+            return figures
+        routed = sum(each.routed for each in self._padded)
+        share = sum((each.dropped for each in self._padded), torch.zeros((), device=self._device)) / max(1, routed)
+        for each in self._padded:
+            each.routed, each.dropped = 0, torch.zeros_like(each.dropped)
+        return figures | {"overflow": share}
+
     def settle(self) -> None:
         """To be called once after a first step whose gradients were thrown away."""
+        self.take_figures()
         if self._last_gradient is not None:
             self._last_gradient.keep_only_last()
 
@@ -201,6 +223,7 @@ class Parallel:
     def next_token_logits(self, tokens_BT: Tensor) -> Tensor:
         """Logits [B, V] of the token that follows, on every rank; all ranks call it together."""
         layout, length = self.mesh.layout, tokens_BT.shape[1]
+        self._measure_scales()
         padded_BT = pad(tokens_BT, (0, -length % (layout.tp * layout.cp)))
         stretch = padded_BT.shape[1] // layout.cp
         first = self.mesh.cp_rank * stretch
@@ -211,6 +234,10 @@ class Parallel:
         if layout.cp > 1:
             dist.broadcast(logits_BV, group=self.mesh.cp_group, group_src=(length - 1) // stretch)
         return logits_BV
+
+    def _measure_scales(self) -> None:
+        if self.mesh.layout.fp8_all_gather:
+            measure_scales(self.parts)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:
@@ -346,7 +373,7 @@ def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
             part, mesh.cp_group, first_position=mesh.cp_rank * (positions // layout.cp)
         )
     if layout.ep > 1:
-        model_parallel.apply_expert_parallel(part, mesh.ep)
+        model_parallel.apply_expert_parallel(part, mesh.ep, layout.expert_capacity)
     if part.config.balance_loss and layout.cp * layout.tp > 1:
         model_parallel.balance_sequences(part, mesh)
 
@@ -354,7 +381,7 @@ def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
 def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup) -> None:
     layout = setup.mesh.layout
     if setup.precision == "fp8":
-        use_float8(blocks, emulate=setup.device.type == "cpu")
+        use_float8(blocks, emulate=setup.device.type == "cpu", gather=layout.fp8_all_gather)
     recompute(blocks, layout.recompute)
     if setup.compiled:
         for block in blocks:

@@ -234,14 +234,18 @@ class _Ulysses:
         return all_to_all_single_autograd(x.contiguous(), None, None, self._group)
 
 
-def apply_expert_parallel(part: Decoder, mesh: DeviceMesh) -> None:
-    """Spread the experts of a decoder, or of a part of one, over the ranks of a one-dimensional mesh."""
+def apply_expert_parallel(part: Decoder, mesh: DeviceMesh, capacity: float | None = None) -> None:
+    """Spread the experts of a decoder, or of a part of one, over the ranks of a one-dimensional mesh.
+
+    `capacity` is `Layout.expert_capacity`; None has room for every token.
+    """
     for module in part.modules():
         if not isinstance(module, Experts):
             continue
         for name, parameter in list(module.named_parameters(recurse=False)):
             module.register_parameter(name, nn.Parameter(distribute_tensor(parameter, mesh, [Shard(0)])))
-        module.dispatch = _Dispatch(mesh.get_group())
+        group = mesh.get_group()
+        module.dispatch = _Dispatch(group) if capacity is None else PaddedDispatch(group, capacity)
 
 
 def balance_sequences(part: Decoder, mesh: Mesh) -> None:
@@ -276,5 +280,53 @@ class _Dispatch:
         back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
         return self._exchange(out_RD[back], to, of)
 
-    def _exchange(self, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Tensor:
+    def _exchange(self, x: Tensor, output_splits: list[int] | None, input_splits: list[int] | None) -> Tensor:
         return all_to_all_single_autograd(x.contiguous(), output_splits, input_splits, self._group)
+
+
+class PaddedDispatch(_Dispatch):
+    """The same with sizes that are known before: every rank sends as many rows to each other one, filled up with zeros.
+
+        room = ceil(capacity * R / ranks), at most R
+
+    rows go from this rank to each other one. Of a rank that is sent more, each expert gets an equal share of its own
+    rows, its first ones; the others are left out, so that their outputs are zero (Switch, Fedus et al. 2021, section
+    2.2). Without gradients, as in evaluation, every row has room. `dropped` of `routed` rows were left out.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, capacity: float) -> None:
+        super().__init__(group)
+        self._capacity = capacity
+        self.dropped, self.routed = torch.zeros(()), 0
+
+    def __call__(self, compute: Callable[[Tensor, Tensor], Tensor], x_RD: Tensor, counts_E: Tensor) -> Tensor:
+        """Outputs of this rank's tokens, in the order in which they came."""
+        if not torch.is_grad_enabled():
+            return super().__call__(compute, x_RD, counts_E)
+        rows, ranks = len(x_RD), self._ranks
+        room = min(rows, math.ceil(self._capacity * rows / ranks))
+        counts = counts_E.view(ranks, -1)  # [rank, expert of that rank]
+        sent = counts * room // counts.sum(1, keepdim=True).clamp(min=room)
+        self.routed, self.dropped = self.routed + rows, self.dropped.to(x_RD.device) + (rows - sent.sum())
+        received = all_to_all_single(sent, None, None, self._group)
+        slot_R = _slots(counts_E, sent, rows, room)
+        filled = x_RD.new_zeros(ranks * room + 1, x_RD.shape[1]).index_copy(0, slot_R, x_RD)
+        arrived = self._exchange(filled[:-1], None, None)
+        places = torch.arange(room, device=x_RD.device).repeat(ranks, 1)
+        expert = torch.searchsorted(received.cumsum(1), places, right=True)  # zeros have one that this rank lacks
+        order = expert.flatten().argsort(stable=True)
+        is_row = torch.arange(len(order), device=order.device) < received.sum()
+        # Products leave what belongs to no expert as the memory was.
+        out = torch.where(is_row.unsqueeze(1), compute(arrived[order], received.sum(0)), 0.0)
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+        return pad(self._exchange(out[back], None, None), (0, 0, 0, 1))[slot_R]
+
+
+def _slots(counts_E: Tensor, sent: Tensor, rows: int, room: int) -> Tensor:
+    """Where each of `rows` goes among the slots of all ranks, `room` each; those left out share one behind the last."""
+    row_R = torch.arange(rows, device=sent.device)
+    ends_E = counts_E.cumsum(0)
+    expert_R = torch.searchsorted(ends_E, row_R, right=True)
+    place_R = row_R - (ends_E - counts_E)[expert_R]
+    first = torch.arange(len(sent), device=sent.device).unsqueeze(1) * room + sent.cumsum(1) - sent
+    return torch.where(place_R < sent.flatten()[expert_R], first.flatten()[expert_R] + place_R, len(sent) * room)
