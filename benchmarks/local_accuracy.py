@@ -46,6 +46,11 @@ EXPERTS = {
 }  # fmt: skip
 NOTHING = {"layers": 1, "hidden": 32, "heads": 4}
 """A model that needs next to no memory: what its ranks have is the program itself."""
+NO_EXPERTS = {
+    **EXPERTS, "num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4,
+    "intermediate_size": 32, "num_local_experts": 2,
+}  # fmt: skip
+"""The same with experts: their ranks import `transformers`, as those of any model in its format do."""
 WORKLOADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replicas": ({"dp_replicate": 2}, {}),
     "shards (zero 3)": ({"dp_shard": 2}, {}),
@@ -139,19 +144,22 @@ def measure_all(names: Sequence[str], folder: Path, to: Path | None) -> list[dic
     (folder / "text").mkdir()
     vocabulary = ["".join(words.choices("abcdefghijklmnopqrst", k=words.randint(2, 9))) for _ in range(6000)]
     (folder / "text/words.txt").write_text(" ".join(words.choices(vocabulary, k=60_000)))
-    (folder / "experts").mkdir()
-    (folder / "experts/config.json").write_text(json.dumps(EXPERTS))
+    for model, config in (("experts", EXPERTS), ("no experts", NO_EXPERTS)):
+        (folder / model).mkdir()
+        (folder / model / "config.json").write_text(json.dumps(config))
     records: list[dict[str, Any]] = []
-    empty: dict[int, int] = {}
+    empty: dict[tuple[int, str], int] = {}
     for name in names:
         layout, changes = WORKLOADS[name]
         ranks = math.prod(layout.get(axis, 1) for axis in MESH_AXES)
-        if ranks not in empty:
-            nothing = measure(f"{ranks} ranks", {"dp_replicate": ranks, "micro_batch": 1}, {"model": NOTHING}, folder)
+        small = {"hf": str(folder / "no experts")} if changes.get("experts") else NOTHING
+        program = (ranks, json.dumps(small))
+        if program not in empty:
+            nothing = measure(f"{ranks} ranks", {"dp_replicate": ranks, "micro_batch": 1}, {"model": small}, folder)
             case = case_of({**nothing, "program_bytes": 0})
-            empty[ranks] = case.peak_bytes - case.predicted_bytes
-            print(f"{ranks} ranks without a model: {format_bytes(empty[ranks])}", file=sys.stderr, flush=True)
-        records.append({**measure(name, layout, changes, folder), "program_bytes": empty[ranks]})
+            empty[program] = case.peak_bytes - case.predicted_bytes
+            print(f"{ranks} ranks without a model: {format_bytes(empty[program])}", file=sys.stderr, flush=True)
+        records.append({**measure(name, layout, changes, folder), "program_bytes": empty[program]})
         print("\n".join(rows([case_of(records[-1])])[2:]), file=sys.stderr, flush=True)
         if to is not None:
             to.write_text(json.dumps(records, indent=1) + "\n")

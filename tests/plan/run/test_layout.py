@@ -21,19 +21,23 @@ from trainworks.plan.run.layout import choose_layouts, largest_micro_batch
 from trainworks.plan.run.pricing import RunJob, run_job
 from trainworks.plan.run.trainable import check_trainable, trainable
 from trainworks.plan.search import limit_bytes
+from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import PlannedLayout
 
 PLENTY = 10**12
 
 
-def job(world_size: int = 2, memory: int = PLENTY, batch: int = 32, **rates: Any) -> RunJob:
-    """The small model on ranks without any noise; a rank alone takes no memory."""
+def job(
+    world_size: int = 2, memory: int = PLENTY, batch: int = 32, model: ModelShape | None = None, **rates: Any
+) -> RunJob:
+    """The small model, or another, on ranks without any noise; a rank alone takes no memory."""
     measured = calibration(
         num_ranks=world_size, **({"baseline_bytes": 0, "all_reduce_latency_s": 1e-4, "op_overhead_s": 1e-5} | rates)
     )
     work = workload(global_batch=batch, precision="fp32")
-    return run_job(work, shape(), processes(1, world_size), calibration=measured, memory_per_rank_bytes=memory)
+    ranks = processes(1, world_size)
+    return run_job(work, model or shape(), ranks, calibration=measured, memory_per_rank_bytes=memory)
 
 
 def choose(world_size: int = 2, wanted: Layout | None = None, **of_job: Any) -> tuple[PlannedLayout, ...]:
@@ -46,10 +50,10 @@ def chosen(world_size: int = 2, wanted: Layout | None = None, **of_job: Any) -> 
     return choose(world_size, wanted, **of_job)[0].layout
 
 
-def needed(world_size: int, written: Layout, micro_batch: int = 1) -> int:
+def needed(world_size: int, written: Layout, micro_batch: int = 1, model: ModelShape | None = None) -> int:
     """Memory of a rank of which this layout takes all that a run may use."""
     layout = resolve_layout(written, world_size=world_size, global_batch=32, micro_batch=micro_batch)
-    one = job(world_size)
+    one = job(world_size, model=model)
     return round(float(one.memories(layouts_of([layout])).total_bytes[0]) / (limit_bytes(one) / PLENTY)) + 10
 
 
@@ -69,7 +73,8 @@ def test_a_model_that_fits_is_replicated() -> None:
 
 
 def test_a_model_whose_states_do_not_fit_twice_is_cut_or_sharded() -> None:
-    layout = chosen(4, memory=needed(4, Layout(dp_shard=4)))
+    deep = shape(layers=24, hidden=1024, heads=16)
+    layout = chosen(4, memory=needed(4, Layout(dp_shard=4), model=deep), model=deep)
     assert layout.dp_replicate < 4
     assert layout.dp_shard * layout.tp * layout.pp > 1
 

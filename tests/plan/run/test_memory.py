@@ -228,3 +228,38 @@ def test_the_plan_of_packed_rows_names_the_kernel_and_counts_its_memory(
     layouts = layouts_of([cut()])
     kept = [job.memories(layouts).terms().activations_bytes for job in (plain, packed)]
     assert kept[1] - kept[0] == more
+
+
+@given(SHAPES)
+def test_shards_of_a_model_that_is_gathered_at_once_need_more_memory_than_replicas(model: ModelShape) -> None:
+    """What gathers it has its size ten times; replicas of it have 16 bytes per parameter."""
+    if model.num_parameters < 4 << 20 and model.layers <= 8:
+        replicas, shards = (memory(model, **degrees) for degrees in ({"dp_replicate": 2}, {"dp_shard": 2}))
+        assert shards.total_bytes > replicas.total_bytes
+
+
+@given(SHAPES)
+def test_weights_that_stay_until_backward_are_gathered_less_often(model: ModelShape) -> None:
+    idle = [memory(model, dp_shard=2, zero=zero).allocator_bytes for zero in (1, 3)]
+    assert idle[0] <= idle[1]
+
+
+def test_positions_that_are_exchanged_for_heads_leave_gaps_of_their_copies() -> None:
+    """28 copies of a token and block, of which three quarters lie idle, beside a kept output of its heads."""
+    model = shape(16, hidden=256, heads=8, layers=16)
+    alone, exchanged = (memory(model, micro_batch=8, dp_shard=2), memory(model, micro_batch=16, cp=2))
+    copied = 28 * 4 * model.hidden * model.layers * 128 * 8
+    kept = exchanged.activations_bytes - alone.activations_bytes
+    assert exchanged.allocator_bytes - alone.allocator_bytes == pytest.approx(0.75 * (copied + kept), rel=1e-3)
+
+
+def test_groups_of_several_axes_have_rings() -> None:
+    both, one = (memory(shape(), tp=2, dp_replicate=copies, zero=3) for copies in (2, 1))
+    assert both.allocator_bytes - one.allocator_bytes >= 2 * (4 << 20)
+
+
+def test_units_that_are_mapped_leave_no_gaps() -> None:
+    """Embedding and output together are the root: of one token less than 8 Mi values it is in the heap."""
+    rows = (8 << 20) // (2 * 64)
+    heap, mapped = (memory(shape(rows + more, tie_embeddings=False), dp_shard=2).allocator_bytes for more in (-8, 8))
+    assert heap - mapped > 4 * (32 << 20)

@@ -16,7 +16,9 @@ from trainworks.plan.parameters import (
     dense_layer_parameters,
     expert_layer_parameters,
     expert_parameters,
+    head_dims,
     layers_parameters,
+    num_attention_layers,
     num_expert_layers,
     stage_blocks,
     stage_parameters,
@@ -32,9 +34,15 @@ _UNUSED_SHARE = 0.75
 aligned request of the same size. Measured over 60 steps (docs/reference/local-accuracy.md)."""
 _MAPPED_BYTES = 32 << 20
 """Larger tensors are mapped on their own and given back (MALLOC_MMAP_THRESHOLD_ of the ranks)."""
-_UNIT_BUFFERS = 4
-"""Buffers of FSDP2 on a CPU for the root and one unit: gathered message, weights, gradients, message of gradients.
-They are larger than the gaps of the heap."""
+_KEPT_MESSAGES = 4
+"""Messages of a unit of FSDP2 that lie in the heaps of the two threads of gloo that gather it; each has a heap of its
+own. Fullest ranks were measured to have 2.6 to 4.4. Of a mapped unit as many tensors exist at once: the gathered
+message, weights, gradients and their message."""
+_UNIT_BUFFERS = 6
+"""Tensors of the size of a unit that a step of FSDP2 makes on a CPU: the gathered message of forward and of backward,
+weights, gradients, their message, and gloo's copy of it. None fits the gap of another; mapped ones leave none."""
+_RING_BYTES = 4 << 20
+"""Memory of the two threads of a group: each reduces in two pieces of up to 1 MiB."""
 _SMALLEST_UNIT = 4 << 20
 """Parameters: blocks below are gathered together (worker.parallel.data_parallel)."""
 
@@ -139,7 +147,11 @@ class _Rank:
     ends: Array
     """Parameters of embedding and output: the root of the sharded units."""
     unit: Array
-    """Parameters of the largest other unit that is gathered at once."""
+    """Parameters of joined blocks without their experts, which are gathered at once."""
+    experts: Array
+    """Parameters of the experts of a layer, which are a unit of their own."""
+    expert_shards: Array
+    """Ranks that share each of them."""
 
 
 def _largest_rank(shape: ModelShape, layouts: Layouts) -> _Rank:
@@ -150,6 +162,7 @@ def _largest_rank(shape: ModelShape, layouts: Layouts) -> _Rank:
     dense = dense_blocks(shape, layouts, blocks, end=True)
     held = stage_parameters(shape, layouts, blocks, embeddings=tables, without_experts=dense)
     shards = layouts.dp_shard * layouts.cp
+    expert_shards = np.maximum(1.0, shards * layouts.tp // layouts.ep)
     ends = stage_parameters(shape, layouts, np.zeros_like(blocks), embeddings=tables).total
     routed = shape.experts * expert_parameters(shape) / layouts.ep if shape.experts else np.zeros_like(blocks)
     around = expert_layer_parameters(shape) - routed * layouts.ep if shape.experts else dense_layer_parameters(shape)
@@ -157,12 +170,15 @@ def _largest_rank(shape: ModelShape, layouts: Layouts) -> _Rank:
         routed = routed * (num_expert_layers(shape) / shape.layers)
         around = layers_parameters(shape) / shape.layers - routed * layouts.ep
     block = around / layouts.tp
-    joined = np.clip(_SMALLEST_UNIT // (block + routed), 1, np.maximum(1, blocks))
+    # Sizes of whole tensors count there, also where ranks have parts of them.
+    joined = np.clip(_SMALLEST_UNIT // (around + routed * layouts.ep), 1, np.maximum(1, blocks))
     return _Rank(
         blocks=blocks,
-        sharded=held.dense / shards + held.experts / np.maximum(1.0, shards * layouts.tp // layouts.ep),
+        sharded=held.dense / shards + held.experts / expert_shards,
         ends=ends,
-        unit=np.maximum(joined * block, routed),
+        unit=joined * block,
+        experts=routed,
+        expert_shards=expert_shards,
     )
 
 
@@ -175,11 +191,16 @@ def _idle_heap_bytes(
     precision: str,
     software: Software,
 ) -> Array:
-    """Memory of glibc's heap that is resident and not in use.
+    """Memory of glibc's heaps that is resident and not in use.
 
-    short-lived  `_UNUSED_SHARE` of activations, of the logits that are not mapped, and of a block's gradients
-    recomputed   of all blocks but one: the next one does not reuse what the last one freed
-    buffers      of gathered units
+        short-lived  `_UNUSED_SHARE` of activations, of the logits that are not mapped, of a block's gradients and of
+                     `_copied_bytes`; or with zero 3 `_UNIT_BUFFERS` of the units that are gathered, where that is
+                     more: they lie in the gaps that activations leave, as far as these reach
+        recomputed   of all blocks but one: the next one does not reuse what the last one freed
+        gathered     `_KEPT_MESSAGES` of a unit, and of one layer's experts the two tensors that are made ahead
+        rings        `_RING_BYTES` of each group of an axis, if there are several
+
+    Weights that stay from forward to backward (zero 1 and 2) are gathered once, before the activations exist.
     """
     e = element_bytes(precision)
     stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
@@ -192,6 +213,31 @@ def _idle_heap_bytes(
     width = (2.0 if shape.gated_mlp else 1.0) * shape.feed_forward
     live = stream + e * tokens * width / layouts.tp
     moving = memories.activations_bytes + np.maximum(0.0, memories.logits_bytes - mapped) + live
-    buffers = np.where(layouts.zero > 0, _UNIT_BUFFERS * e * (rank.ends + rank.unit), 0.0)
-    idle: Array = _UNUSED_SHARE * moving + again + buffers
+    moving = moving + rank.blocks * tokens * _copied_bytes(shape, layouts, e)
+    units = np.stack((rank.ends, rank.unit, np.where(rank.expert_shards > 1, rank.experts, 0.0))) * e
+    in_heap = np.where(units < _MAPPED_BYTES, units, 0.0).sum(axis=0)
+    of_units = np.where(layouts.zero >= 3, _UNIT_BUFFERS * in_heap, 0.0)
+    gathered = np.where(layouts.zero > 0, _KEPT_MESSAGES * units.sum(axis=0) + 2 * e * rank.experts, 0.0)
+    shards = layouts.dp_shard * layouts.cp
+    axes = np.sum([each > 1 for each in (layouts.dp / layouts.dp_shard, shards, layouts.tp, layouts.pp)], axis=0)
+    rings = np.where(axes > 1, _RING_BYTES * axes, 0.0)
+    idle: Array = np.maximum(_UNUSED_SHARE * moving, of_units) + again + gathered + rings
     return idle
+
+
+def _copied_bytes(shape: ModelShape, layouts: Layouts, e: int) -> Array:
+    """Bytes per token and block of copies that live only while tokens travel, forward and backward.
+
+    context  e d (8 (H + 2 K) + 4 H) / t: queries, keys and values as computed, joined, ordered by rank and
+             received, and the output of attention as sent and received; and the gradients of all of them
+    experts  3 e k h / t: gradients of the weighted and the plain output, and their product with it; with an
+             exchange 9: tokens as sent and received, outputs as sent, and the gradients of these
+    """
+    query_dim, value_dim = head_dims(shape)
+    queries, values = shape.heads * query_dim, shape.heads * value_dim
+    joined = queries + shape.kv_heads * (query_dim + value_dim)
+    attending = num_attention_layers(shape) / shape.layers
+    heads = np.where(layouts.cp > 1, 2.0 * attending * (4 * joined + 2 * values), 0.0)
+    routed = shape.experts_per_token * (shape.expert_latent or shape.hidden) * num_expert_layers(shape) / shape.layers
+    sent = routed * np.where(layouts.ep > 1, 9.0, 3.0)
+    return e * (heads + sent) / layouts.tp
