@@ -69,10 +69,8 @@ def of_a_model(capacity: float | None) -> tuple[float | None, float | None, floa
     )
     tokens = torch.randint(0, 64, (1, GLOBAL_BATCH // 2, POSITIONS + 1), generator=torch.manual_seed(7))
     loss = parallel.gradients(tokens[..., :-1], tokens[..., 1:], scale=1.0).item()
-    shares = [
-        None if share is None else share.item()
-        for share in (parallel.take_figures().get("overflow"), parallel.take_figures().get("overflow"))
-    ]
+    overflows = [parallel.take_figures().get("overflow") for _ in range(2)]
+    shares = [None if share is None else share.item() for share in overflows]
     return *shares, loss, parallel.evaluate(tokens[..., :-1], tokens[..., 1:])[0, 0].item()
 
 
