@@ -74,7 +74,7 @@ class Supervisor:
         self._ended_idle: str | None = None
         self._parent = os.getppid()
         self._ended_by: str | None = None
-        """What the first signal stands for, where the user did not send it."""
+        """What the first signal stands for, where the user did not ask for the end."""
         self._reclaimed: FailureReason | None = None
         self._recovery = Recovery(
             run_dir,
