@@ -47,7 +47,7 @@ def answer(left: int, right: int) -> dict[str, object]:
 
 
 def main(folder: Path) -> None:
-    """Write texts/sums.jsonl, chats.jsonl and held-out.jsonl, and pairs and answers, each NAME.jsonl and held-out-NAME.jsonl."""
+    """Write texts/sums.jsonl, and NAME.jsonl and held-out files of chats, pairs and answers."""
     (folder / "texts").mkdir(parents=True, exist_ok=True)
     texts = [{"text": f"{left} plus {right} is {left + right}. "} for left, right in sums(4_000, seed=1)]
     (folder / "texts" / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in texts))
