@@ -194,7 +194,10 @@ def loss_of_the_run(workload: Workload, folders: DataFolders) -> float:
     device, timeline, mesh = torch.device("cpu"), Timeline(torch.device("cpu")), Mesh(LAYOUT, "cpu")
     opened = open_task(workload, mesh, data_folder=folders.train, evaluation_folders=folders.evaluation)
     setup = Setup(mesh=mesh, device=device, precision="fp32", compiled=False, timeline=timeline)
-    evaluator = build_evaluator(workload, opened, opened.task.build(setup), device, timeline, Heartbeat())
+    folder, parallel = folders.train, opened.task.build(setup)
+    evaluator = build_evaluator(
+        workload, opened, parallel, device, timeline, Heartbeat(), data_folder=folder, modules_folder=folder
+    )
     assert evaluator is not None
     return evaluator.evaluate(1)["loss"]
 
