@@ -67,7 +67,7 @@ def every_layout(shape: ModelShape, length: int, world: int, batch: int) -> Iter
                     "sequence_parallel": sequence_parallel, "interleave": interleave, "micro_batch": micro_batch,
                     "recompute": int(recompute), "zero_bubble": zero_bubble, "accum": accum,
                     "offload": offload[0], "offload_optimizer": offload[1],
-                    "gradient_compression": 0, "powersgd_rank": 0,
+                    "gradient_compression": 0, "powersgd_rank": 0, "expert_capacity": 0, "fp8_all_gather": 0,
                 }  # fmt: skip
 
 
