@@ -19,7 +19,7 @@ ATTEMPTS = st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), min_size=
 
 
 def test_rows_come_back_in_the_order_in_which_they_were_written(run_dir: RunDir) -> None:
-    rows = [metrics_row(step, loss=step / 7, memory_peak_bytes=2**40 + step) for step in (1, 2, 1)]
+    rows = [metrics_row(step, loss=step / 7, memory_peak_bytes=2**40 + step, overflow=step / 16) for step in (1, 2, 1)]
     append_metrics(run_dir.metrics_file, rows[:2])
     append_metrics(run_dir.metrics_file, rows[2:])
     steps = read_columns(run_dir.metrics_file).steps()
