@@ -234,7 +234,6 @@ def _build(rank: _Rank) -> Trainer:
         device=device,
         loss_scaling=optimizer.loss_scale.enabled,
     )
-    policy = FaultPolicy(resolved.run_file.guard, rank.run_dir, attempt=rank.attempt, rollbacks=rank.rollbacks)
     profile = resolved.run_file.profile
     return Trainer(
         plan=plan,
@@ -249,7 +248,7 @@ def _build(rank: _Rank) -> Trainer:
         telemetry=telemetry,
         checkpointer=checkpointer,
         interval=measured_interval(resolved, plan, rank.run_dir, checkpointer) if rank.rank == 0 else None,
-        fault_policy=policy,
+        fault_policy=FaultPolicy(resolved.run_file.guard, rank.run_dir, attempt=rank.attempt, rollbacks=rank.rollbacks),
         profiler=StepProfiler(rank.run_dir, device=device, num_steps=plan.num_steps, from_run_file=profile),
         stop=rank.stop,
         heartbeat=state.heartbeat,
