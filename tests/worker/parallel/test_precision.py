@@ -52,7 +52,9 @@ def test_a_16_bit_loss_follows_fp32_within_2_percent(in_fp32, name, precision):
     assert all(weights.dtype == "float32" for weights in got.weights.values())
 
 
-NEEDS_TORCHAO = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="NOT TESTED: fp8 needs trainworks[fp8]")
+NEEDS_TORCHAO = pytest.mark.skipif(
+    importlib.util.find_spec("torchao") is None, reason="NOT TESTED: fp8 needs trainworks[fp8]"
+)
 GATHERED = {
     "gathered": {"dp_shard": 2, "fp8_all_gather": True},
     "gathered-context": {"cp": 2, "fp8_all_gather": True},
