@@ -40,7 +40,7 @@ from trainworks.config import (
 )
 from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
-from trainworks.config.stack_parts import fabric, nodes, scheduler, storage
+from trainworks.config.stack_parts import fabric, layers, nodes, scheduler, storage
 from trainworks.config.stack_parts import software as parts
 from trainworks.jobs import state
 from trainworks.measure.bench.expected import EXPECTED, Yardstick
@@ -219,6 +219,13 @@ def stack_file_page() -> str:
         ("kubernetes", parts.KubernetesBundle),
         ("monitoring", parts.Monitoring),
         ("users[]", scheduler.StackUser),
+        ("layers: roles.yaml[]", layers.OwnRole),
+        ("layers: systems", layers.OperatingSystem),
+        ("layers: systems.packages", layers.SystemPackages),
+        ("layers: systems.packages.schedmd", layers.SlurmPackages),
+        ("layers: systems.packages.driver", layers.DriverPackages),
+        ("layers: systems.services", layers.SystemServices),
+        ("layers: systems.paths", layers.SystemPaths),
     ]
     return _page("Stack file", intro, *(_model_section(path or "Top level", model) for path, model in models))
 

@@ -13,12 +13,12 @@ from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
+from trainworks.deploy.layers import packages_of, write_project
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
 from trainworks.deploy.project import exporter_options, project_files
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.verification import ClusterVerification, probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UsageError
-from trainworks.files import write_atomic
 from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
 from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
@@ -36,13 +36,19 @@ def check_stack(path: Path | str) -> ReviewReport:
 
     Raises:
         UsageError: the file does not exist or cannot be read.
-        RunFileError: a key or a value of it is not valid.
+        RunFileError: a key or a value of it is not valid, or the operating system has no packages for a part of it.
 
     >>> [finding.rule for finding in check_stack("examples/cluster/stack.yaml").findings]
     []
     """
-    _, source = _read(Path(path))
-    return ReviewReport(check_text(source.text, selected_rules(_RULES, ()), name=source.name), 1)
+    stack, source = _read(Path(path))
+    findings = check_text(source.text, selected_rules(_RULES, ()), name=source.name)
+    if not any(finding.severity == "error" for finding in findings):
+        try:
+            packages_of(stack)
+        except ArgumentError as error:
+            raise source.blame(error) from None
+    return ReviewReport(findings, 1)
 
 
 def render_stack(path: Path | str) -> dict[str, str]:
@@ -96,6 +102,7 @@ def apply_stack(
     dry_run: bool = False,
     batch: int | None = None,
     wait_s: int = 3600,
+    force: bool = False,
     on_result: Callable[[TaskResult], None] = lambda result: None,
     on_step: Callable[[BatchStep], None] = lambda step: None,
 ) -> PlaybookRun:
@@ -112,16 +119,17 @@ def apply_stack(
         dry_run: report what would change, on all hosts at once, and change nothing on the nodes.
         batch: compute nodes at a time; those under one set of leaf switches when None.
         wait_s: longest time to wait for the jobs of a batch.
+        force: replace files of the folder that were changed by hand.
         on_result: called with each result that changed or failed, as it comes.
         on_step: called with each step of a batch, as it comes.
 
     Raises:
-        UsageError: as `render_stack`, or `limit` names no host.
+        UsageError: as `write_stack`, or `limit` names no host.
         RunFileError: as `render_stack`.
         EnvironmentProblem: Ansible is not installed, or it reached no host.
     """
     stack, _ = _read(Path(path))
-    _write_project(path, into)
+    write_stack(path, into, force=force)
     if dry_run:
         return run_playbook(into, limit=limit, dry_run=True, on_result=on_result)
     (controller,) = stack.hosts("controller")
@@ -129,21 +137,22 @@ def apply_stack(
     return rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
 
 
-def verify_stack(path: Path | str, into: Path, *, limit: str | None = None) -> ClusterVerification:
+def verify_stack(path: Path | str, into: Path, *, limit: str | None = None, force: bool = False) -> ClusterVerification:
     """Compare what the nodes really run with a stack; nothing is changed on them.
 
     Args:
         path: of the stack file.
         into: folder of the project, as for `apply_stack`.
         limit: hosts, as a pattern of Ansible; all when None.
+        force: replace files of the folder that were changed by hand.
 
     Raises:
-        UsageError: as `render_stack`, or `limit` names no host.
+        UsageError: as `write_stack`, or `limit` names no host.
         RunFileError: as `render_stack`.
         EnvironmentProblem: Ansible is not installed, or it reached no host.
     """
     stack, _ = _read(Path(path))
-    files = _write_project(path, into)
+    files = write_stack(path, into, force=force)
     hosts = [name for group in stack.nodes for name in group.names] if limit is None else hosts_of(into, limit)
     return verify(stack, files["roles/scheduler/files/slurm.conf"], run_command(into, hosts, probe(stack)))
 
@@ -163,12 +172,18 @@ class _AnsibleNodes:
         return run_command(self.project, hosts, command)
 
 
-def _write_project(path: Path | str, into: Path) -> dict[str, str]:
+def write_stack(path: Path | str, into: Path, *, force: bool = False) -> dict[str, str]:
+    """Render a stack to a folder; files of an earlier render that are not part of it any more are removed.
+
+    Returns:
+        Text of every file by its path in the project.
+
+    Raises:
+        UsageError: as `render_stack`, or a file of the folder was changed by hand and `force` is False.
+        RunFileError: as `render_stack`.
+    """
     files = render_stack(path)
-    for name, text in files.items():
-        (into / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(into / name, text)
-        (into / name).chmod(0o755 if name.endswith(".sh") else 0o644)
+    write_project(files, into, folder=_read(Path(path))[0].own.folder or Path(path).stem + ".d", force=force)
     return files
 
 

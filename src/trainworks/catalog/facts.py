@@ -340,8 +340,6 @@ class Release(Frozen):
     """Last CUDA, or its major release, that compiles for a GPU generation; None while every new one does."""
     builds: tuple[str, ...] = ()
     """CUDA releases that wheels are published for."""
-    packages: Literal["apt", "dnf"] | None = None
-    """Package manager of an operating system."""
     slurm: str | None = None
     """Release of Slurm in the packages of an operating system."""
     kernel: str | None = None

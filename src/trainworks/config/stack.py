@@ -8,17 +8,18 @@ from ipaddress import IPv4Network
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, PrivateAttr, StringConstraints, model_validator
 
 from trainworks.config.load import load_model
 from trainworks.config.source import Source, read_text
 from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts import software
 from trainworks.config.stack_parts.fabric import Fabric
+from trainworks.config.stack_parts.layers import Layers, read_layers
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import SlurmScheduler, StackUser
 from trainworks.config.stack_parts.storage import MetadataArray, Scratch, SharedMount
-from trainworks.config.stack_parts.words import AccountName, Folder, PublicKey, Role
+from trainworks.config.stack_parts.words import AccountName, Folder, KernelArgument, PublicKey, Role
 
 
 class Stack(Spec):
@@ -52,6 +53,15 @@ class Stack(Spec):
     kubernetes: software.KubernetesBundle | None = None
     monitoring: software.Monitoring | None = None
     users: tuple[StackUser, ...] = ()
+    firewall: bool = True
+    """Let each node accept what its roles need, from `network` and the fabric alone; ssh from everywhere. Without it,
+    and with `kubernetes`, whose network sets its own rules, no rule is written."""
+    kernel_arguments: tuple[KernelArgument, ...] = ()
+    """Arguments of the kernel of compute nodes, such as `iommu=pt`; a change restarts them."""
+    layers: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._/-]+$", max_length=255)] | None = None
+    """Folder of your own packages, kernel parameters, roles and lines of slurm.conf. By default it is beside this file,
+    and has its name with `.d` for `.yaml`."""
+    _own: Layers = PrivateAttr(default_factory=Layers)
 
     @model_validator(mode="after")
     def _one_host_per_service(self) -> Stack:
@@ -137,6 +147,11 @@ class Stack(Spec):
         return self
 
     @property
+    def own(self) -> Layers:
+        """Contents of the folder of layers; empty for a stack that was not read from a file."""
+        return self._own
+
+    @property
     def home_of_admin(self) -> str:
         """Home of the user that Ansible logs in as."""
         return self.admin_home or f"/var/lib/{self.admin}"
@@ -169,6 +184,10 @@ def load_stack(path: Path) -> tuple[Stack, Source]:
 
     Raises:
         UsageError: the file does not exist or cannot be read.
-        RunFileError: every problem in it, each with its line.
+        RunFileError: every problem in it, or in a file of its layers, each with its line.
     """
-    return load_model(path, Stack, "stack file")
+    stack, source = load_model(path, Stack, "stack file")
+    folder = path.parent / (stack.layers or f"{path.stem}.d")
+    if stack.layers is not None or folder.is_dir():
+        stack._own = read_layers(folder)
+    return stack, source

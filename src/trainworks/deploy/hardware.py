@@ -1,10 +1,8 @@
-"""Hardware and operating system of a stack, from the catalogue or as the stack file describes them."""
+"""Hardware of a stack, from the catalogue or as the stack file describes it."""
 
 from __future__ import annotations
 
-from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator, load_catalog, node, processor
-from trainworks.catalog.facts import Release
 from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.command import AcceleratorRequest
 from trainworks.config.stack import Stack
@@ -13,22 +11,6 @@ from trainworks.errors import ArgumentError, UsageError
 
 _REPORTED_SHARE = 0.95
 """Memory that a kernel reports, over what is installed: firmware and the kernel itself keep the rest."""
-
-
-def system_of(stack: Stack) -> Release:
-    """The operating system of a stack.
-
-    Raises:
-        ArgumentError: the catalogue does not have it.
-    """
-    try:
-        found = software.release(stack.os)
-    except UsageError as error:
-        raise ArgumentError(error.message, argument="os", hint=error.hint) from None
-    if found.component != "operating system":
-        message = f"`{found.name}` is a {found.component}, and not an operating system"
-        raise ArgumentError(message, argument="os", hint="name one such as `Ubuntu 24.04`")
-    return found
 
 
 def hardware_of(group: NodeGroup) -> Hardware:
@@ -91,7 +73,6 @@ def check_names(stack: Stack) -> None:
     Raises:
         ArgumentError: the catalogue does not have it; the argument is the path of the key.
     """
-    system_of(stack)
     for index, group in enumerate(stack.nodes):
         if "compute" not in group.roles:
             continue

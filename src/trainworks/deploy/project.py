@@ -9,16 +9,25 @@ from importlib.resources.abc import Traversable
 from typing import get_args
 
 from trainworks import __version__
-from trainworks.catalog import software
-from trainworks.catalog.catalog import accelerator
-from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.software import ImageRecipe
+from trainworks.config.stack_parts.storage import MountKind
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
-from trainworks.deploy.hardware import has_nvswitch, system_of
 from trainworks.deploy.kubernetes import bundle_files
+from trainworks.deploy.layers import (
+    by_host,
+    driver_version,
+    firewall_of,
+    needs_fabric_manager,
+    needs_peermem,
+    operating_system,
+    own_files,
+    packages_of,
+    with_own_plays,
+    with_own_variables,
+)
 from trainworks.deploy.slurm_conf import accounts_script, slurm_files, slurmdbd_template
 from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
@@ -27,9 +36,13 @@ from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.plan.network.nccl import ADDING_SWITCHES
 
 _HOMES = "/home"
+_CLIENT_PORTS: dict[MountKind, str] = {"lustre": "988/tcp", "beegfs": "8004/udp", "scale": "1191/tcp"}
+"""Ports of clients that the servers of a file system call back at."""
 _INDEX = "https://download.pytorch.org/whl"
 _IMAGE_ROLES = ("base", "fabric", "gpu")
 """Roles that a machine without its network and its drives can take."""
+_RAIL_FILES = {"networkd": "network", "networkmanager": "nmconnection"}
+"""Kind of the file with the address of a rail, by what reads it."""
 _HIGHEST_PRIORITY = 14
 """Highest priority of a subnet manager of InfiniBand."""
 
@@ -43,15 +56,13 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     Raises:
         ArgumentError: the operating system has no packages for a part of the stack.
     """
-    system = system_of(stack)
-    if system.packages != "apt" and stack.monitoring is not None:
-        message = f"{system.name} has no packages of Prometheus"
-        raise ArgumentError(message, argument="monitoring", hint="remove `monitoring`, or install Prometheus yourself")
     slurm, units = slurm_files(stack), file_systems.mount_units(stack)
     files = dict(_static(resources.files("trainworks.deploy").joinpath("ansible")))
+    variables = _variables(stack, packages_of(stack), slurm, monitoring)
+    files["site.yaml"] = with_own_plays(files["site.yaml"], stack)
     files |= {
         "inventory.yaml": to_yaml(inventory(stack)),
-        "group_vars/all.yaml": to_yaml(_variables(stack, system.packages == "apt", slurm, monitoring)),
+        "group_vars/all.yaml": to_yaml(with_own_variables(variables, stack)),
         "cloud-init/user-data.yaml": cloud_init(stack),
         ".gitignore": "# the key of munge and the password of the database\nsecrets/\n",
     }
@@ -66,7 +77,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
     if text := file_systems.exports(stack):
         files["roles/storage/files/exports"] = text
-    return dict(sorted(files.items()))
+    return dict(sorted((files | own_files(stack, files)).items()))
 
 
 def _fabric_files(stack: Stack) -> dict[str, str]:
@@ -89,11 +100,12 @@ def _fabric_files(stack: Stack) -> dict[str, str]:
     rails_of_hosts: dict[str, str] = {}
     if fabric.link == "roce":
         names += ["roce-host.sh", "roce-host.service", "roce-check.sh"]
+        kind = _RAIL_FILES[operating_system(stack).network]
         ends = zip(fabric.interfaces, fabric.devices, strict=True)
         facts["pairs"] = " ".join(f"{interface}:{device}" for interface, device in ends)
         rails_of_hosts = {
-            f"{rail.host}/50-rail{rail.number}.network": render(
-                "fabric/rail.network", rail=rail, network=fabric.network, table=100 + rail.number, roce=ROCE
+            f"{rail.host}/50-rail{rail.number}.{kind}": render(
+                f"fabric/rail.{kind}", rail=rail, network=fabric.network, table=100 + rail.number, roce=ROCE
             )
             for rail in rails(stack)
         }
@@ -145,35 +157,48 @@ def cloud_init(stack: Stack) -> str:
         "sudo": "ALL=(ALL) NOPASSWD:ALL",
         "ssh_authorized_keys": list(stack.admin_keys),
     }
-    data = {
+    data: dict[str, object] = {
         "users": [administrator],
         "ssh_pwauth": False,
         "disable_root": True,
         "package_update": True,
         "packages": ["python3", "openssh-server"],
     }
+    if operating_system(stack).selinux:
+        # sshd reads keys of this type alone, and a home outside of /home has another one
+        data["runcmd"] = [["chcon", "--recursive", "--type=ssh_home_t", f"{stack.home_of_admin}/.ssh"]]
     return "#cloud-config\n" + to_yaml(data)
 
 
-def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: Iterable[str]) -> Mapping[str, object]:
+def _variables(
+    stack: Stack, packages: Mapping[str, object], slurm: Mapping[str, str], monitoring: Iterable[str]
+) -> Mapping[str, object]:
+    system, own = operating_system(stack), stack.own
     return {
         "cluster_name": stack.name,
         "admin": stack.admin,
         "admin_home": stack.home_of_admin,
         "mount_folders": stack.folders,
-        "base_packages": ["chrony", "python3", "rsync"],
-        "compiler_packages": ["g++", "python3-dev"] if apt else ["gcc-c++", "python3-devel"],
-        "time_service": "chrony" if apt else "chronyd",
-        "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
+        "services": system.services.model_dump(),
+        "paths": system.paths.model_dump(),
+        "selinux": system.selinux,
         "network": str(stack.network),
-        "gpu_driver_packages": _driver_packages(stack, apt),
-        "gpu_driver_version": _driver_version(stack),
-        "gpu_fabric_manager": _needs_fabric_manager(stack),
-        "gpu_imex_packages": _imex_packages(stack, apt),
-        **_fabric_variables(stack, apt),
-        "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
-        "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
-        "exports_file": f"/etc/exports.d/{stack.name}.exports" if file_systems.exports(stack) else "",
+        "network_backend": system.network,
+        **packages,
+        "further_packages": {key: list(names) for key, names in by_host(stack, "packages.yaml", own.packages).items()},
+        "sysctl": _sysctl(stack),
+        "own_files": [f"/{path}" for path in own.below("files")],
+        "firewall_backend": firewall_of(stack),
+        "firewall_sources": [str(stack.network)],
+        "firewall_peers": [str(stack.fabric.network)] if stack.fabric and stack.fabric.network else [],
+        "firewall_ports": _ports(stack),
+        "kernel_arguments": list(stack.kernel_arguments),
+        "kernel_boot": system.boot,
+        "gpu_peermem": needs_peermem(stack),
+        "gpu_driver_version": driver_version(stack),
+        "gpu_fabric_manager": needs_fabric_manager(stack),
+        **_fabric_variables(stack),
+        "exports_file": f"{system.paths.exports}/{stack.name}.exports" if file_systems.exports(stack) else "",
         "exported_folders": file_systems.exported_folders(stack),
         "mounts": [unit.facts for unit in file_systems.mount_units(stack)],
         "scale_mounts": [{"at": each.at, "name": each.device} for each in stack.mounts if each.kind == "scale"],
@@ -183,17 +208,14 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         "striped_folders": file_systems.striped_folders(stack),
         "scratch_at": stack.scratch.at if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
-        "slurm_packages": _slurm_packages(stack, apt),
+        "slurm_adopt": stack.slurm.adopt,
         "slurm_files": list(slurm),
         "slurm_database_password": _drawn("slurm_database"),
-        "database_packages": ["mariadb-server"],
-        "database_settings": "/etc/mysql/mariadb.conf.d/90-slurm.cnf" if apt else "/etc/my.cnf.d/slurm.cnf",
         "homes": _homes(stack),
         "users": [
             {"name": user.name, "uid": user.uid, "account": user.account, "keys_of_login": list(user.keys)}
             for user in stack.users
         ],
-        "venv_packages": ["python3-venv", "python3-pip"] if apt else ["python3-pip"],
         "environments": [
             {
                 "name": each.name,
@@ -256,83 +278,37 @@ def _homes(stack: Stack) -> Mapping[str, object]:
     return {"at": shared.export, "hosts": own, "shared": True}
 
 
-def _fabric_variables(stack: Stack, apt: bool) -> Mapping[str, object]:
+def _sysctl(stack: Stack) -> Mapping[str, Mapping[str, str]]:
+    """Parameters of the kernel by all, role or host; one with `-` may be missing, as on a kernel without it."""
+    # a scan that moves pages from one socket to the other stops the threads that feed GPUs; ranks are bound anyhow
+    ours: dict[str, dict[str, str]] = {"all": {}, "compute": {"-kernel.numa_balancing": "0"}}
+    own = by_host(stack, "sysctl.yaml", stack.own.sysctl)
+    return {key: {**ours.get(key, {}), **own.get(key, {})} for key in {**ours, **own}}
+
+
+def _ports(stack: Stack) -> Mapping[str, list[str]]:
+    """Ports that hosts of each role open to `network`, beside ssh; compute nodes open all to each other."""
+    kinds = {mount.kind for mount in stack.mounts}
+    own = [port for kind, port in _CLIENT_PORTS.items() if kind in kinds]
+    own += [f"{port}/tcp" for port in EXPORTER_PORTS.values()] if stack.monitoring else []
+    # 60001 to 63000: what `SrunPortRange` says
+    srun, ntp = "60001-63000/tcp", "123/udp"
+    ports = {"login": [srun], "controller": ["6817/tcp", srun, ntp], "database": ["6819/tcp"], "storage": ["2049/tcp"]}
+    return {"all": own, **ports, "compute": ["6818/tcp"], "monitoring": []}
+
+
+def _fabric_variables(stack: Stack) -> Mapping[str, object]:
     """Variables of the role `fabric`; its play is left out without a link."""
     fabric = stack.fabric
     if fabric is None or fabric.link is None:
         return {"fabric_link": ""}
-    inbox = ["rdma-core", "ibverbs-utils" if apt else "libibverbs-utils", "infiniband-diags", "perftest"]
     return {
         "fabric_link": fabric.link,
-        # that release alone: the repository of a newer one would replace the modules under running jobs
-        "fabric_packages": [f"doca-ofed{'=' if apt else '-'}{fabric.doca}*"] if fabric.doca else inbox,
         "fabric_kernel": fabric.kernel or "",
         "fabric_rails": len(fabric.interfaces),
         "fabric_managers": list(fabric.subnet_managers),
         "fabric_mpi": fabric.mpi is not None,
     }
-
-
-def _driver_packages(stack: Stack, apt: bool) -> list[str]:
-    """Packages of the driver and of the fabric manager, of the same branch, and of the same version where one is given.
-
-    Ubuntu has them itself; for others the repository of NVIDIA has to be set up before.
-    """
-    if stack.gpu is None:
-        return []
-    branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
-    fabric = _needs_fabric_manager(stack)
-    # the open module, unless some GPUs need the other
-    machines = [machine for group in stack.groups("compute") if (machine := node_of(group)) is not None]
-    found = [software.generation(accelerator(machine.accelerator).architecture) for machine in machines]
-    is_open = all(each is None or each.kernel_module != "proprietary" for each in found)
-    if stack.os.startswith("Ubuntu"):
-        names = [f"nvidia-driver-{branch}-server{'-open' if is_open else ''}", f"nvidia-utils-{branch}-server"]
-    elif apt:
-        names = [f"nvidia-open-{branch}" if is_open else f"cuda-drivers-{branch}"]
-    else:
-        module = "kmod-nvidia-open-dkms" if is_open else "kmod-nvidia-latest-dkms"
-        names = ["nvidia-driver", "nvidia-driver-cuda", module]
-    names += [f"nvidia-fabricmanager-{branch}" if apt else "nvidia-fabric-manager"] if fabric else []
-    if not apt:  # one name for all branches
-        return [f"{name}-{version or f'{branch}.*'}" for name in names]
-    return [f"{name}={version}" for name in names] if version else names
-
-
-def _driver_version(stack: Stack) -> str:
-    """Pattern of a package's version for a driver beyond its branch; empty for the branch alone.
-
-    The packages of `580.126.18` have a release behind it, `580.126.18-1`.
-    """
-    dots = stack.gpu.driver.count(".") if stack.gpu else 0
-    return f"{stack.gpu.driver}{'.' if dots == 1 else '-'}*" if stack.gpu and dots else ""
-
-
-def _imex_packages(stack: Stack, apt: bool) -> list[str]:
-    """The package of IMEX of the driver's branch, where GPUs of several nodes are one NVLink domain."""
-    if stack.gpu is None or not racks.racks_of(stack):
-        return []
-    branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
-    if not apt:
-        return [f"nvidia-imex-{version or f'{branch}.*'}"]
-    return [f"nvidia-imex-{branch}={version}" if version else f"nvidia-imex-{branch}"]
-
-
-def _needs_fabric_manager(stack: Stack) -> bool:
-    if stack.gpu is None or stack.gpu.fabric_manager is not None:
-        return bool(stack.gpu and stack.gpu.fabric_manager)
-    return any(has_nvswitch(group) for group in stack.groups("compute"))
-
-
-def _slurm_packages(stack: Stack, apt: bool) -> dict[str, list[str]]:
-    """Packages of Slurm by part, as the distribution or SchedMD's builds name them."""
-    if not apt:
-        names = {"client": "slurm", "controller": "slurm-slurmctld", "compute": "slurm-slurmd"}
-        return {part: [name] for part, name in (names | {"database": "slurm-slurmdbd"}).items()}
-    prefix = "slurm-smd-" if stack.slurm.packages == "schedmd" else ""
-    parts = {"controller": "slurmctld", "compute": "slurmd", "database": "slurmdbd"}
-    client = "slurm-smd-client" if prefix else "slurm-client"
-    return {"client": [client], **{part: [f"{prefix}{name}"] for part, name in parts.items()}}
 
 
 def _static(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from trainworks.config.stack_parts.scheduler import QualityOfService, SlurmAccou
 from trainworks.deploy import racks
 from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.hardware import gres_devices, gres_of, hardware_of
+from trainworks.deploy.layers import with_own_lines
 from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
 from trainworks.deploy.slurm_power import power_lines, resume_program, suspend_program
 from trainworks.deploy.templating import render
@@ -34,7 +35,7 @@ def slurm_files(stack: Stack) -> dict[str, str]:
     check, scratch = _node_check(stack), stack.scratch.at if stack.scratch else None
     lines = racks.topology_lines(stack) if racks.has_blocks(stack) else _switches(stack)
     files = {
-        "slurm.conf": _slurm_conf(stack),
+        "slurm.conf": with_own_lines(_slurm_conf(stack), stack),
         "cgroup.conf": render("slurm/cgroup.conf"),
         "topology.conf": "\n".join(lines) + "\n",
         "prolog.sh": prolog(check, scratch=scratch),
@@ -76,7 +77,7 @@ def _slurm_conf(stack: Stack) -> str:
         address=address,
         database=database,
         folder=_FOLDER,
-        hooks=slurm_conf_lines(_FOLDER),
+        hooks=slurm_conf_lines(_FOLDER, contain=stack.slurm.adopt),
         memory_share_mb=_memory_share_mb(stack),
         has_gpus=bool(_gres(stack)),
         has_blocks=racks.has_blocks(stack),

@@ -55,6 +55,6 @@ def epilog(check: NodeCheck, *, scratch: str | None = None) -> str:
     return render("slurm/epilog.sh", check=check, scratch=scratch)
 
 
-def slurm_conf_lines(folder: str, *, every_s: int = 300) -> str:
-    """Lines of slurm.conf that install the two scripts."""
-    return render("slurm/hooks.conf", folder=folder, every_s=every_s)
+def slurm_conf_lines(folder: str, *, every_s: int = 300, contain: bool = False) -> str:
+    """Lines of slurm.conf that install the two scripts; with `contain`, a step of each job takes up logins over ssh."""
+    return render("slurm/hooks.conf", folder=folder, every_s=every_s, contain=contain)

@@ -12,6 +12,7 @@ from typing import Literal
 from trainworks.config.stack import Stack
 from trainworks.deploy.file_systems import is_mounted_as, mounted_as, unit_name
 from trainworks.deploy.hardware import gres_of, hardware_of
+from trainworks.deploy.layers import firewall_of, operating_system
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.project import exporter_options
 from trainworks.deploy.rollout import HEALTH
@@ -45,6 +46,7 @@ class ClusterVerification(Result):
         return any(verdict.outcome == "fail" for verdict in self.verdicts)
 
 
+_SLURM_ROLES = {"login", "controller", "database", "compute"}
 _CLOCK_S = 1.0
 """Largest difference of a clock: munge allows 300 s, and logs of several nodes are read side by side."""
 _TARGETS = """python3 -c '
@@ -80,13 +82,18 @@ def probe(stack: Stack) -> str:
         f'--mountpoint {shlex.quote(mount.at)} | tail -n 1)"'
         for mount in stack.mounts
     ]
+    lines += ['say selinux "" "$(getenforce)"'] * operating_system(stack).selinux
     lines += [f'say user {user.name} "$(id --user {user.name} 2> /dev/null)"' for user in stack.users]
     if stack.scratch is not None:
         at = shlex.quote(stack.scratch.at)
         lines.append(f'say mount {at} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE --mountpoint {at})"')
     if stack.gpu is not None:
         query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | sort -u"
-        lines.append(f'say driver "" "$({query})"')
+        lines += [
+            f'say driver "" "$({query})"',
+            'say iommu "" "$(cat /sys/kernel/iommu_groups/*/type 2> /dev/null | grep --max-count=1 ^DMA)"',
+            "say acs '' \"$(lspci -vvv 2> /dev/null | grep --max-count=1 --only-matching 'ACSCtl:.*SrcValid+')\"",
+        ]
     lines += [
         "if systemctl -q is-active slurmctld; then sinfo --noheader --Node --format='node\t%N\t%T|%G' | sort -u; fi",
         f"if systemctl -q is-active prometheus; then {_TARGETS}; fi",
@@ -100,19 +107,19 @@ def probe(stack: Stack) -> str:
 def services_of(stack: Stack, host: str) -> list[str]:
     """Services that run on a host, by its roles."""
     roles = _hosts(stack)[host]
-    apt = not stack.os.startswith("Rocky")
-    services = ["chrony" if apt else "chronyd"]
-    if roles & {"login", "controller", "database", "compute"}:
-        services.append("munge")
+    named = operating_system(stack).services
+    services = [named.time, *filter(None, [firewall_of(stack)])]
+    if roles & _SLURM_ROLES:
+        services.append(named.munge)
     if "database" in roles and stack.slurm.accounting:
-        services += ["mariadb", "slurmdbd"]
+        services += [named.mariadb, "slurmdbd", "slurm-database-dump.timer"]
     services += ["slurmctld"] * ("controller" in roles) + ["slurmd"] * ("compute" in roles)
     if "storage" in roles and any(mount.server == host for mount in stack.mounts):
-        services.append("nfs-server")
+        services.append(named.nfs_server)
     if stack.monitoring is not None:
-        services.append("prometheus-node-exporter")
+        services.append(named.node_exporter)
         services += ["trainworks-exporter"] * bool(exporter_options(roles))
-        services += ["prometheus", "prometheus-alertmanager"] * ("monitoring" in roles)
+        services += [named.prometheus, named.alertmanager] * ("monitoring" in roles)
         services += ["grafana-server"] * (stack.monitoring.grafana and "monitoring" in roles)
     services += [unit_name(mount.at) for mount in stack.mounts if mount.server != host]
     if "compute" in roles and stack.gpu is not None:
@@ -154,15 +161,18 @@ class _Expected:
 
     def of_host(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
         roles = _hosts(self.stack)[host]
-        system, found = self.stack.os.lower(), facts["os"][""]
+        described = operating_system(self.stack)
+        system, found = described.name.lower(), facts["os"][""].lower()
         yield _verdict(host, "operating system", found, system, f"{found}.".startswith(f"{system}."))
         yield self._clock(host, facts["clock"][""])
+        if described.selinux:
+            yield _verdict(host, "SELinux", facts["selinux"][""], "Enforcing")
         for name in services_of(self.stack, host):
             yield _verdict(host, f"service {name}", facts["service"][name], "active")
         yield from self._mounts(host, facts.get("mount", {}), roles)
         for user in self.stack.users:
             yield _verdict(host, f"user {user.name}", facts["user"][user.name], str(user.uid))
-        if "munge" in services_of(self.stack, host):
+        if roles & _SLURM_ROLES:
             yield from self._slurm(host, facts)
         if "compute" in roles:
             yield from self._compute(host, facts)
@@ -203,6 +213,10 @@ class _Expected:
         if self.stack.gpu is not None:
             found, driver = facts["driver"][""], self.stack.gpu.driver
             yield _verdict(host, "driver", found, driver, f"{found}.".startswith(f"{driver}."))
+            # each sends packets between GPUs and adapters over the root of the PCIe tree, at a fraction of their rate
+            for check, key, expected in (("IOMMU", "iommu", "off, or `iommu=pt`"), ("ACS of PCIe", "acs", "off")):
+                found = facts[key][""]
+                yield NodeVerdict(host, check, "warn" if found else "pass", found or expected, expected)
 
     def _nodes(self, host: str, nodes: Mapping[str, str]) -> Iterator[NodeVerdict]:
         """Every compute node takes jobs, with its GPUs, as the controller sees it."""

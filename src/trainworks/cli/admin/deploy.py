@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
-from trainworks.cli.output import print_or_write, show
+from trainworks.cli.output import show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
@@ -44,6 +44,9 @@ def deploy_command(
         Path | None,
         typer.Option("--bench", metavar="RUN.yaml", help="With `verify`: benchmark its cluster, and train it there."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace files of the project that were changed by hand.")
+    ] = False,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
     runs: RunsOption = None,
     as_json: AsJson = False,
@@ -51,6 +54,7 @@ def deploy_command(
     """`check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
 
     `render` writes an Ansible project: the configuration of Slurm, file systems, users, environments and monitoring.
+    It refuses to replace what you changed there by hand, and removes what the stack does not say any more.
 
     `apply` renders, then runs the project over ssh, servers first, then rack by rack: it drains nodes before, checks
     and resumes them after, and stops at the first that fails, with 1. `diff` reports what would change; 1 is drift.
@@ -62,7 +66,7 @@ def deploy_command(
         raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
     if full and bench is None:
         raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
-    from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
+    from trainworks.api.deploying import apply_stack, check_stack, verify_stack, write_stack
 
     if step == "check":
         report = check_stack(stack_file)
@@ -72,7 +76,7 @@ def deploy_command(
         raise UsageError(f"`{step}` writes a project", hint="name its folder: `--into FOLDER`")
     with option_errors("--into", into):
         if step == "render":
-            print_or_write(render_stack(stack_file), into)
+            typer.echo("\n".join(map(str, map(into.joinpath, write_stack(stack_file, into, force=force)))))
         elif bench is not None:
             from trainworks.api.bench import accept_cluster
 
@@ -80,7 +84,7 @@ def deploy_command(
                 accepted = accept_cluster(
                     stack_file,
                     bench,
-                    partial(verify_stack, stack_file, into),
+                    partial(verify_stack, stack_file, into, force=force),
                     full=full,
                     folder=runs_folder(runs),
                     progress=lambda line: say(line, err=True),
@@ -88,7 +92,7 @@ def deploy_command(
             show(accepted, as_json=as_json)
             raise typer.Exit(int(accepted.verdict != "accepted"))
         elif step == "verify":
-            verified = verify_stack(stack_file, into, limit=limit)
+            verified = verify_stack(stack_file, into, limit=limit, force=force)
             show(verified, as_json=as_json)
             raise typer.Exit(int(verified.failed))
         else:
@@ -100,6 +104,7 @@ def deploy_command(
                 dry_run=drift,
                 batch=batch,
                 wait_s=wait_s,
+                force=force,
                 on_result=_nothing if as_json else _print_result,
                 on_step=_nothing if as_json else _print_step,
             )

@@ -100,6 +100,9 @@ class SlurmScheduler(Spec):
     node_timeout: Annotated[DurationS, Field(ge=60, le=65533)] = 300.0
     """Time without an answer after which Slurm takes a node for lost, and its jobs continue elsewhere."""
     power: SlurmPower | None = None
+    adopt: bool = True
+    """Users log in on a compute node while a job of theirs is there, and their processes belong to it; root and `admin`
+    always do."""
     pmix: Version | None = None
     """Release of PMIx that Slurm was built with, for MPI jobs: `srun --mpi=pmix` becomes the default."""
     pyxis: Version | None = None

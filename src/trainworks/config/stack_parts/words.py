@@ -22,6 +22,8 @@ Requirement = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(\[[a-z0-9,_-]+\])?==[A-Za-z0-9.+!]+$")
 ]
 """A package with its exact version, `numpy==2.3.1`."""
+KernelArgument = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.-]+(=[A-Za-z0-9_.,:@+-]+)?$", max_length=128)]
+"""An argument of the kernel, `iommu=pt`."""
 MountSource = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._@:/,\[\]-]+$", max_length=512)]
 
 
