@@ -123,7 +123,7 @@ def test_a_plan_for_other_nodes_than_those_of_the_stack_is_refused_before_a_node
 
 def test_nodes_that_differ_from_their_stack_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drift = accepted("fail").verification
-    monkeypatch.setattr("trainworks.api.deploying.verify_stack", lambda stack, into, limit=None: drift)
+    monkeypatch.setattr("trainworks.api.deploying.verify_stack", lambda stack, into, force: drift)
     run = tmp_path / "run.yaml"
     run.write_text(RUN.replace("CLUSTER", f"{{engine: slurm, of: {Path(STACK).absolute()}}}"))
     command = ["deploy", "verify", STACK, "--into", str(tmp_path / "project"), "--bench", str(run)]

@@ -26,6 +26,8 @@ EXAMPLE = Path("examples/cluster/stack.yaml")
 ROCE = Path("examples/cluster/stack-roce.yaml")
 SYSTEMS = Path("src/trainworks/deploy/systems")
 PROGRAMS = Path(sys.executable).parent
+FIREWALL = Path("roles/firewall/templates")
+NFTABLES = FIREWALL / "nftables.conf.j2"
 LAYERS = {
     "vars.yaml": "admin_home: /srv/deploy\nservices: {time: ntpd}\n",
     "packages.yaml": '"gpu[01-04]": [nvtop]\nall: [htop]\n',
@@ -272,9 +274,8 @@ def test_a_render_that_was_stopped_can_be_repeated(tmp_path: Path, monkeypatch: 
 # --- what runs on the hosts
 
 
-def template(project: Path, host: str, name: str, into: Path) -> str:
-    """A template of the role `firewall` as Ansible fills it in for a host."""
-    source = project / "roles/firewall/templates" / name
+def template(project: Path, host: str, source: Path, into: Path) -> str:
+    """A template as Ansible fills it in for a host."""
     environment = os.environ | {"ANSIBLE_HOME": str(into), "ANSIBLE_NOCOLOR": "1"}
     options = ["-c", "local", "-m", "template", "-e", f"ansible_python_interpreter={sys.executable}"]
     command = [PROGRAMS / "ansible", host, *options, "-a", f"src={source} dest={into / 'filled'}"]
@@ -283,22 +284,33 @@ def template(project: Path, host: str, name: str, into: Path) -> str:
     return (into / "filled").read_text()
 
 
+def test_the_parameters_and_packages_of_a_host_are_those_of_all_its_names(project: Path, tmp_path: Path) -> None:
+    tasks = {task["name"]: task for task in yaml.safe_load((project / "roles/base/tasks/main.yaml").read_text())}
+    parts = [tasks["Set parameters of the kernel"]["ansible.builtin.copy"]["content"]]
+    parts.append(tasks["Install packages"]["ansible.builtin.package"]["name"])
+    (tmp_path / "base.j2").write_text("".join(parts))
+    lines = template(project, "gpu02", tmp_path / "base.j2", tmp_path).splitlines()
+    given = ["# all", "net.core.somaxconn=4096", "# compute", "-kernel.numa_balancing=0", "# gpu02", "vm.swappiness=1"]
+    assert lines[:-1] == given
+    assert {"chrony", "python3-dev", "nvtop", "htop"} <= set(yaml.safe_load(lines[-1]))
+
+
 def test_a_host_accepts_what_its_roles_need(project: Path, tmp_path: Path) -> None:
-    compute = template(project, "gpu01", "nftables.conf.j2", tmp_path)
+    compute = template(project, "gpu01", project / NFTABLES, tmp_path)
     assert "ip saddr { 10.10.1.1, 10.10.1.2, 10.10.1.3, 10.10.1.4 } accept" in compute
     assert "ip saddr { 10.10.0.0/16 } tcp dport { 6818, 9100, 9855 } accept" in compute
-    login = template(project, "login1", "nftables.conf.j2", tmp_path)
+    login = template(project, "login1", project / NFTABLES, tmp_path)
     assert "tcp dport { 60001-63000, 6817, 6819, 9100, 9855 } accept" in login
     assert "udp dport { 123 } accept" in login and "10.10.1.1" not in login
-    zone = ElementTree.fromstring(template(project, "store1", "zones/cluster.xml.j2", tmp_path))
+    zone = ElementTree.fromstring(template(project, "store1", project / FIREWALL / "zones/cluster.xml.j2", tmp_path))
     assert [port.get("port") for port in zone.findall("port")] == ["2049", "9100", "9855"]
-    peers = ElementTree.fromstring(template(project, "gpu01", "ipsets/peers.xml.j2", tmp_path))
+    peers = ElementTree.fromstring(template(project, "gpu01", project / FIREWALL / "ipsets/peers.xml.j2", tmp_path))
     assert [entry.text for entry in peers.findall("entry")][-1] == "10.10.1.4"
 
 
 @pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft of the package nftables")
 def test_nft_accepts_the_rules(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "rules").write_text(template(project, "gpu01", "nftables.conf.j2", tmp_path))
+    (tmp_path / "rules").write_text(template(project, "gpu01", project / NFTABLES, tmp_path))
     subprocess.run(["nft", "--check", "--file", tmp_path / "rules"], check=True)
 
 

@@ -6,20 +6,26 @@ import re
 from collections.abc import Iterator
 from ipaddress import IPv4Network
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import Field, PrivateAttr, StringConstraints, model_validator
+from pydantic import Field, PrivateAttr, RootModel, StringConstraints, model_validator
 
 from trainworks.config.load import load_model
 from trainworks.config.source import Source, read_text
 from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts import software
 from trainworks.config.stack_parts.fabric import Fabric
-from trainworks.config.stack_parts.layers import Layers, read_layers
+from trainworks.config.stack_parts.layers import Layers, OwnRole, PackageName, Parameter, RoleName
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import SlurmScheduler, StackUser
 from trainworks.config.stack_parts.storage import MetadataArray, Scratch, SharedMount
 from trainworks.config.stack_parts.words import AccountName, Folder, KernelArgument, PublicKey, Role
+from trainworks.errors import UsageError, suggest
+
+Value = TypeVar("Value")
+_FILES = ("vars.yaml", "packages.yaml", "sysctl.yaml", "roles.yaml")
+_FOLDERS = ("slurm.d", "roles", "files", "systems")
+"""Files and folders of the layers."""
 
 
 class Stack(Spec):
@@ -191,3 +197,38 @@ def load_stack(path: Path) -> tuple[Stack, Source]:
     if stack.layers is not None or folder.is_dir():
         stack._own = read_layers(folder)
     return stack, source
+
+
+def read_layers(folder: Path) -> Layers:
+    """Read the folder of layers.
+
+    Raises:
+        UsageError: it is missing, or has a file that is not a layer, or not text.
+        RunFileError: a key or a value of a file is not valid.
+    """
+    if not folder.is_dir():
+        raise UsageError(f"the folder of layers `{folder}` is missing", hint="create it, or correct `layers`")
+    known = (*_FILES, *_FOLDERS)
+    for name in sorted(entry.name for entry in folder.iterdir() if entry.name not in known):
+        if not name.startswith((".", "README")):
+            hint = suggest(name, known, otherwise=f"layers are {', '.join(known)}")
+            raise UsageError(f"`{name}` is not a layer", place=str(folder), hint=hint)
+    sysctl = _values(folder / "sysctl.yaml", RootModel[dict[str, dict[Parameter, str | int]]])
+    return Layers(
+        str(folder),
+        _values(folder / "vars.yaml", RootModel[dict[str, object]]),
+        _values(folder / "packages.yaml", RootModel[dict[str, tuple[PackageName, ...]]]),
+        {scope: {key: str(value) for key, value in each.items()} for scope, each in sysctl.items()},
+        _values(folder / "roles.yaml", RootModel[dict[RoleName, OwnRole]]),
+        {
+            str(path.relative_to(folder)): read_text(path, "layer")
+            for name in _FOLDERS
+            for path in sorted((folder / name).rglob("*"))
+            if path.is_file()
+        },
+    )
+
+
+def _values(path: Path, model: type[RootModel[dict[str, Value]]]) -> dict[str, Value]:
+    """Values of a file of layers; empty without the file."""
+    return load_model(path, model, "layer")[0].root if path.exists() else {}

@@ -54,7 +54,8 @@ def operating_system(stack: Stack) -> OperatingSystem:
 @cache
 def _described(name: str, folder: str, texts: tuple[tuple[str, str], ...]) -> OperatingSystem:
     own = {file: Source(f"{folder}/{file}", text) for file, text in texts}
-    files = _shipped() | own
+    shipped = resources.files("trainworks.deploy").joinpath("systems").iterdir()
+    files = {file.name: Source(file.name, file.read_text(encoding="utf-8")) for file in shipped} | own
     if _file_of(name) not in own:
         try:
             found = software.release(name)
@@ -72,13 +73,6 @@ def _described(name: str, folder: str, texts: tuple[tuple[str, str], ...]) -> Op
         return OperatingSystem.model_validate(data)
     except ValidationError as error:
         raise RunFileError(list(problems_of(error, data, source, OperatingSystem))) from None
-
-
-@cache
-def _shipped() -> dict[str, Source]:
-    """The distributions of the package by the names of their files."""
-    folder = resources.files("trainworks.deploy").joinpath("systems")
-    return {file.name: Source(file.name, file.read_text(encoding="utf-8")) for file in folder.iterdir()}
 
 
 def _file_of(system: str) -> str:
@@ -152,7 +146,10 @@ def packages_of(stack: Stack) -> Mapping[str, object]:
         **{name: _named(*each, system, release=release) if each else [] for name, each in needed.items()},
         "slurm_packages": {part: _named(getattr(slurm, part), "slurm.packages", system) for part in parts},
         "gpu_driver_packages": _driver_packages(stack, system),
-        "gpu_imex_packages": _imex_packages(stack, system),
+        # of the driver's branch, where GPUs of several nodes are one NVLink domain
+        "gpu_imex_packages": _of_driver(stack, system, [_driver(system).imex])
+        if stack.gpu and racks.racks_of(stack)
+        else [],
     }
 
 
@@ -203,13 +200,6 @@ def driver_version(stack: Stack) -> str:
     """
     dots = stack.gpu.driver.count(".") if stack.gpu else 0
     return f"{stack.gpu.driver}{'.' if dots == 1 else '-'}*" if stack.gpu and dots else ""
-
-
-def _imex_packages(stack: Stack, system: OperatingSystem) -> list[str]:
-    """The package of IMEX of the driver's branch, where GPUs of several nodes are one NVLink domain."""
-    if stack.gpu is None or not racks.racks_of(stack):
-        return []
-    return _of_driver(stack, system, [_driver(system).imex])
 
 
 def needs_fabric_manager(stack: Stack) -> bool:
@@ -265,7 +255,8 @@ def _typed(ours: Mapping[str, object], own: Mapping[str, object], place: str) ->
         if type(value) is not type(known):
             hint = f"write a {type(known).__name__}, as in group_vars/all.yaml"
             raise UsageError(f"`{key}` is a {type(known).__name__}, and not `{value}`", place=place, hint=hint)
-        merged[key] = _typed(known, value, f"{place}  {key}") if isinstance(known, dict) and known else value
+        inner = isinstance(known, dict) and isinstance(value, dict) and known
+        merged[key] = _typed(known, value, f"{place}  {key}") if inner else value  # type: ignore[arg-type]
     return merged
 
 

@@ -25,6 +25,7 @@ from trainworks.deploy.layers import (
     operating_system,
     own_files,
     packages_of,
+    with_own_lines,
     with_own_plays,
     with_own_variables,
 )
@@ -57,6 +58,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         ArgumentError: the operating system has no packages for a part of the stack.
     """
     slurm, units = slurm_files(stack), file_systems.mount_units(stack)
+    slurm["slurm.conf"] = with_own_lines(slurm["slurm.conf"], stack)
     files = dict(_static(resources.files("trainworks.deploy").joinpath("ansible")))
     variables = _variables(stack, packages_of(stack), slurm, monitoring)
     files["site.yaml"] = with_own_plays(files["site.yaml"], stack)

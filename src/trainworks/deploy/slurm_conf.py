@@ -17,7 +17,6 @@ from trainworks.config.stack_parts.scheduler import QualityOfService, SlurmAccou
 from trainworks.deploy import racks
 from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.hardware import gres_devices, gres_of, hardware_of
-from trainworks.deploy.layers import with_own_lines
 from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
 from trainworks.deploy.slurm_power import power_lines, resume_program, suspend_program
 from trainworks.deploy.templating import render
@@ -35,7 +34,7 @@ def slurm_files(stack: Stack) -> dict[str, str]:
     check, scratch = _node_check(stack), stack.scratch.at if stack.scratch else None
     lines = racks.topology_lines(stack) if racks.has_blocks(stack) else _switches(stack)
     files = {
-        "slurm.conf": with_own_lines(_slurm_conf(stack), stack),
+        "slurm.conf": _slurm_conf(stack),
         "cgroup.conf": render("slurm/cgroup.conf"),
         "topology.conf": "\n".join(lines) + "\n",
         "prolog.sh": prolog(check, scratch=scratch),

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, RootModel, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
-from trainworks.config.load import load_model
-from trainworks.config.source import read_text
 from trainworks.config.spec import FieldError, Spec
-from trainworks.errors import UsageError, suggest
 
 PackageName = Annotated[
     str,
@@ -21,6 +17,7 @@ PackageName = Annotated[
 """A package; `{branch}` is that of the driver, `{release}` that of DOCA-OFED."""
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@._-]*$", max_length=128)]
 SystemPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._/-]+$", max_length=255)]
+RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 Parameter = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_./*-]*$", max_length=128)]
 
 
@@ -151,44 +148,3 @@ class Layers:
     def below(self, folder: str) -> dict[str, str]:
         """Texts below a folder, by the rest of their paths."""
         return {path.removeprefix(f"{folder}/"): text for path, text in self.texts.items() if path.startswith(folder)}
-
-
-_VARIABLES = RootModel[dict[str, object]]
-_PACKAGES = RootModel[dict[str, tuple[PackageName, ...]]]
-_SYSCTL = RootModel[dict[str, dict[Parameter, str | int]]]
-_ROLES = RootModel[dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")], OwnRole]]
-_FILES = {"vars.yaml": _VARIABLES, "packages.yaml": _PACKAGES, "sysctl.yaml": _SYSCTL, "roles.yaml": _ROLES}
-_FOLDERS = ("slurm.d", "roles", "files", "systems")
-
-
-def read_layers(folder: Path) -> Layers:
-    """Read the folder of layers.
-
-    Raises:
-        UsageError: it is missing, or has a file that is not a layer, or not text.
-        RunFileError: a key or a value of a file is not valid.
-    """
-    if not folder.is_dir():
-        raise UsageError(f"the folder of layers `{folder}` is missing", hint="create it, or correct `layers`")
-    known = (*_FILES, *_FOLDERS)
-    for name in sorted(entry.name for entry in folder.iterdir() if entry.name not in known):
-        if not name.startswith((".", "README")):
-            hint = suggest(name, known, otherwise=f"layers are {', '.join(known)}")
-            raise UsageError(f"`{name}` is not a layer", place=str(folder), hint=hint)
-    found = {
-        name: load_model(folder / name, model, "layer")[0].root if (folder / name).exists() else {}
-        for name, model in _FILES.items()
-    }
-    return Layers(
-        str(folder),
-        found["vars.yaml"],
-        found["packages.yaml"],
-        {scope: {key: str(value) for key, value in each.items()} for scope, each in found["sysctl.yaml"].items()},
-        found["roles.yaml"],
-        {
-            str(path.relative_to(folder)): read_text(path, "layer")
-            for name in _FOLDERS
-            for path in sorted((folder / name).rglob("*"))
-            if path.is_file()
-        },
-    )
