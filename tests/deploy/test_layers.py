@@ -211,8 +211,10 @@ def test_packages_that_a_distribution_does_not_have_are_refused_with_the_reason(
 
 
 def test_a_distribution_without_a_file_is_refused_with_what_to_write(tmp_path: Path) -> None:
+    text = EXAMPLE.read_text()
+    environments = text[text.index("environments:") : text.index("monitoring:")]
     with pytest.raises(RunFileError, match="names of packages of Rocky 8 are not known") as raised:
-        check_stack(stack_in(tmp_path, {}, **{"Ubuntu 24.04": "Rocky 8"}))
+        check_stack(stack_in(tmp_path, {}, **{"Ubuntu 24.04": "Rocky 8", environments: ""}))
     assert "`systems/rocky-8.yaml`" in str(raised.value.problems[0].hint)
 
 
@@ -408,6 +410,15 @@ def test_what_slows_peers_down_is_a_warning(fact: str, value: str, check: str) -
     services = services_of(stack, "gpu01")
     found = verify(stack, "", {"gpu01": Answer(0, probe_answer("ubuntu 24.04", services, **{fact: value}))})
     assert [each.check for each in found.verdicts if each.outcome == "warn"] == [check]
+
+
+def test_the_probe_reads_acs_as_lspci_prints_it(tmp_path: Path) -> None:
+    line = next(line for line in probe(load_stack(EXAMPLE)[0]).splitlines() if line.startswith("say acs"))
+    printed = r"\tACSCap:\tSrcValid+\n\t\tACSCtl:\tSrcValid%s x\n"
+    script = f"say() {{ printf '%s|%s|%s' \"$@\"; }}\nlspci() {{ printf '{printed}' "
+    for sign, found in (("+", "acs||ACSCtl: SrcValid+"), ("-", "acs||")):
+        done = subprocess.run(["bash", "-c", f"{script}{sign}; }}\n{line}"], capture_output=True, text=True, check=True)
+        assert done.stdout == found
 
 
 def test_a_system_that_enforces_selinux_has_to() -> None:

@@ -92,7 +92,7 @@ def probe(stack: Stack) -> str:
         lines += [
             f'say driver "" "$({query})"',
             'say iommu "" "$(cat /sys/kernel/iommu_groups/*/type 2> /dev/null | grep --max-count=1 ^DMA)"',
-            "say acs '' \"$(lspci -vvv 2> /dev/null | grep --max-count=1 --only-matching 'ACSCtl:.*SrcValid+')\"",
+            "say acs '' \"$(lspci -vvv 2> /dev/null | grep -m 1 -o 'ACSCtl:.*SrcValid+' | tr '\\t' ' ')\"",
         ]
     lines += [
         "if systemctl -q is-active slurmctld; then sinfo --noheader --Node --format='node\t%N\t%T|%G' | sort -u; fi",
