@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.api.catalog_update import install_update, read_update, undo_update
+from trainworks.api.planning.catalog_update import install_update, read_update, undo_update
 from trainworks.catalog.age import MOST_DAYS, old_rows, own_rows_note, place_of, price_note
 from trainworks.catalog.catalog import find_row, load_catalog, node
 from trainworks.catalog.cluster import parse_cluster
@@ -80,7 +80,7 @@ def test_an_instance_of_the_user_is_one_that_is_rented(own: Path) -> None:
     [
         ("prices:\n  A: {}\n", 1, "no kind `prices`"),
         ("offers:\n  A: 7\n", 2, "`A` is not a row"),
-        (f"offers:\n  A: {OFFER}, on_demand_usd_h: 2x}}\n", 2, "is no number: `2x`"),
+        (f"offers:\n  A: {OFFER}, on_demand_usd_h: 2x}}\n", 2, "is not a number: `2x`"),
         (f"offers:\n  A: {OFFER}}}\n  B: {{provider: x}}\n", 3, "has no `source`"),
         ("offers:\n  A:\n    source: a quote\n    provider: x\n", 2, "the row has no date"),
         ("offers:\n  A:\n    source: recalled\n    provder: x\n", 4, "offers have no `provder`"),
@@ -135,7 +135,7 @@ def test_an_update_is_taken_and_can_be_undone_step_by_step(own: Path) -> None:
 
 @pytest.mark.parametrize("origin", ["http://example.org/a.yaml", "file:///etc/passwd", "ftp://example.org/a"])
 def test_an_update_comes_by_https_or_from_a_file(own: Path, origin: str) -> None:
-    with pytest.raises(UsageError, match="no address with https"):
+    with pytest.raises(UsageError, match="has no `https://`"):
         read_update(origin)
 
 
@@ -169,3 +169,9 @@ def test_an_answer_from_prices_of_the_catalogue_says_from_when_they_are() -> Non
     )
     assert "2025-03 to 2025-12" in (price_note([offers["AWS p3.2xlarge"], offers["AWS g5.xlarge"]]) or "")
     assert price_note([offers["AWS p3.2xlarge"].model_copy(update={"source": "mine.csv:2"})]) is None
+
+
+def test_a_price_in_yuan_is_shown_in_yuan_and_counts_in_dollars_by_the_rate_of_the_data() -> None:
+    assert find_row("Huawei p2v.16xlarge.8", "offers").figure("on demand").written == "133.584 CNY/h"
+    rate = load_catalog().assumptions["CNY per USD"].typical
+    assert load_catalog().offers["Huawei p2v.16xlarge.8"].usd_per_hour == pytest.approx(133.58356 / rate, abs=1e-4)

@@ -82,7 +82,7 @@ def place_of(row: CatalogRow) -> str:
 
 
 def price_note(offers: Iterable[Offer]) -> str | None:
-    """From when the catalogue's prices of these offers are; None where all come from elsewhere."""
+    """A note with the months of the catalogue's prices of these offers; None where all come from elsewhere."""
     rows = [find_row(offer.name, "offers") for offer in offers if not offer.source]
     dates = sorted(figure.date for row in rows for figure in row.figures if figure.name in _PRICES)
     if not dates:
@@ -92,7 +92,7 @@ def price_note(offers: Iterable[Offer]) -> str | None:
 
 
 def own_rows_note(names: Iterable[tuple[Kind, str | None]]) -> str | None:
-    """Which of these rows are not ours but of a file of the user; None if none is."""
+    """A note that names the rows among these that are of a file of the user; None without one."""
     rows = [find_row(name, kind) for kind, name in names if name is not None and has(kind, name)]
     said = dict.fromkeys(f"`{row.name}` is a row of {row.place}" for row in rows if row.place)
     return "; ".join(said) or None

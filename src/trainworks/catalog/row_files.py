@@ -18,10 +18,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from trainworks.config.source import Source, read_text
 from trainworks.errors import UsageError, suggest
+
+if TYPE_CHECKING:
+    from trainworks.config.source import Source
 
 VARIABLE = "TRAINWORKS_CATALOG"
 """Names the user's file; `catalog.yaml` in the folder of settings where it is not set."""
@@ -70,7 +72,7 @@ class RowFile:
             title = str(titled["source"])
             if title not in found:
                 date = str(titled.get("date", row.get("date", "")))
-                self._check_date(kind, name, date, f"`{title}` is no known source, and the row has no date")
+                self._check_date(kind, name, date, f"`{title}` is not a known source, and the row has no date")
                 found[title] = {"title": title, "date": date[:7], "confidence": "medium"}
             elif "date" in titled:
                 self._check_date(kind, name, str(titled["date"]), f"`date` of `{name}` is not a month")
@@ -82,17 +84,18 @@ class RowFile:
             raise UsageError(message, place=self.place(kind, name), hint=hint)
 
 
-def parse_row_file(name: str, text: str, kinds: tuple[str, ...]) -> RowFile:
+def parse_row_file(source: Source, kinds: tuple[str, ...]) -> RowFile:
     """The rows in the text of a file, not yet held against their kind.
 
     Raises:
         RunFileError: the text is not YAML.
-        UsageError: a key that is no kind, or a row that is no mapping; with its line.
+        UsageError: an unknown kind, or a row without figures; with its line.
     """
-    source = Source(name, text)
     content = source.parse() or {}
     if not isinstance(content, dict):
-        raise UsageError("rows of a catalogue are a mapping by kind", place=f"{name}:1", hint="begin with `offers:`")
+        raise UsageError(
+            "rows of a catalogue are a mapping by kind", place=f"{source.name}:1", hint="begin with `offers:`"
+        )
     for key, rows in content.items():
         if key not in (*kinds, "sources", UPDATED):
             hint = suggest(str(key), kinds) or f"there are {', '.join(kinds)}"
@@ -144,7 +147,7 @@ def own_path() -> Path | None:
 _chosen: list[tuple[RowFile, ...]] = []
 
 
-def row_files(kinds: tuple[str, ...]) -> tuple[RowFile, ...]:
+def row_files(kinds: tuple[str, ...], read: Callable[[Path], Source]) -> tuple[RowFile, ...]:
     """The last update and the user's own file, as far as they are there; rows of later ones win.
 
     Raises:
@@ -153,7 +156,7 @@ def row_files(kinds: tuple[str, ...]) -> tuple[RowFile, ...]:
     if not _chosen:
         own = own_path()
         paths = [*updates()[-1:], *([] if own is None else [own])]
-        _chosen.append(tuple(parse_row_file(str(path), read_text(path, "catalogue"), kinds) for path in paths))
+        _chosen.append(tuple(parse_row_file(read(path), kinds) for path in paths))
     return _chosen[0]
 
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
 from trainworks.catalog import facts
 from trainworks.catalog.row_files import RowFile, kept_with_rows, row_files
-from trainworks.config.source import read_package_data
+from trainworks.config.source import Source, read_package_data, read_text
 from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError, suggest
 from trainworks.units import parse_bandwidth, parse_bytes
@@ -92,17 +93,15 @@ class CatalogRow:
     place: str = ""
     """File and line of a row that is not of Trainworks: the user's own, or of an update."""
 
-    @property
-    def _is_own_offer(self) -> bool:
-        return self.kind == "offers" and bool(self.place)
-
     def figure(self, name: str) -> Figure:
         """The figure of that name; the row must have it."""
         return next(figure for figure in self.figures if figure.name == name)
 
     def facts(self) -> dict[str, Any]:
         """All figures in base units, by the field that each fills."""
-        merged: dict[str, Any] = {"name": self.name} | ({"source": self.place} if self._is_own_offer else {})
+        merged: dict[str, Any] = {"name": self.name} | (
+            {"source": self.place} if self.kind == "offers" and self.place else {}
+        )
         for figure in self.figures:
             for field, value in figure.facts.items():
                 merged[field] = merged.get(field, {}) | value if isinstance(value, dict) else value
@@ -119,10 +118,15 @@ def read_rows(kind: Kind) -> dict[str, CatalogRow]:
     rows: dict[str, CatalogRow] = {}
     for name in _FILES.get(kind, (kind,)):
         rows |= parse_rows(kind, _read(name), defaults=_DEFAULTS.get(name))
-    for file in row_files(OWN_KINDS):
+    for file in row_files(OWN_KINDS, read_source):
         for name in _FILES.get(kind, (kind,)):
             rows |= {row: _own_row(kind, row, file, name) for row in file.rows.get(name, {})}
     return rows
+
+
+def read_source(path: Path) -> Source:
+    """The text of a file with rows."""
+    return Source(str(path), read_text(path, "catalogue"))
 
 
 def data_files(kind: Kind) -> tuple[str, ...]:
@@ -263,6 +267,7 @@ _SUFFIXES = {
     "_us": "us",
     "_ns": "ns",
     "_usd_h": "USD/h",
+    "_cny_h": "CNY/h",
     "_usd": "USD",
     "_g_kwh": "g/kWh",
     "_files_s": "files/s",
@@ -287,7 +292,7 @@ def _written(key: str, value: Any) -> str:
     if isinstance(value, dict):
         return f"{', '.join(f'{name} {count}' for name, count in value.items())} {unit or ''}".rstrip()
     if unit and not isinstance(value, int | float):
-        raise ValueError(f"`{key}` is no number: `{value}`")
+        raise ValueError(f"`{key}` is not a number: `{value}`")
     return f"{value:g} {unit}" if unit else str(value)
 
 
@@ -308,6 +313,10 @@ def _bandwidth(field: str) -> Column:
 
 def _scaled(field: str, scale: Fraction) -> Column:
     return lambda value: {field: float(Fraction(str(value)) * scale)}
+
+
+def _yuan(field: str) -> Column:
+    return lambda value: {field: round(value / read_rows("assumptions")["CNY per USD"].facts()["typical"], 4)}
 
 
 def _peak(precision: str) -> Column:
@@ -388,6 +397,7 @@ _CONVERTED: dict[Kind, dict[str, Column]] = {
     },
     "offers": {
         "on_demand_usd_h": _plain_column("usd_per_hour"),
+        "on_demand_cny_h": _yuan("usd_per_hour"),
         "spot_usd_h": _plain_column("spot_usd_per_hour"),
     },
     "fleets": {"failures_per_1000_node_days": _scaled("failures_per_node_s", Fraction(1, 1000 * 86400))},

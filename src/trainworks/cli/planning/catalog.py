@@ -63,7 +63,7 @@ def catalog_command(
 
 
 def _update(origin: str, *, yes: bool, undo: bool, as_json: bool) -> None:
-    from trainworks.api.catalog_update import install_update, read_update, undo_update
+    from trainworks.api.planning.catalog_update import install_update, read_update, undo_update
     from trainworks.report.catalog import update_document, update_facts
 
     if undo == bool(origin):

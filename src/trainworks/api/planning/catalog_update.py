@@ -11,14 +11,14 @@ from trainworks.api.catalog import today
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.lint import lint
 from trainworks.catalog.row_files import UPDATED, RowFile, own_path, parse_row_file, settings_folder, updates, use_files
-from trainworks.catalog.rows import OWN_KINDS, RowChange, all_rows, read_rows, row_changes
-from trainworks.config.source import read_text
+from trainworks.catalog.rows import OWN_KINDS, RowChange, all_rows, read_rows, read_source, row_changes
+from trainworks.config.source import Source, read_text
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import write_atomic
 from trainworks.host.network import download
 
 MOST_BYTES = 4_000_000
-"""Of a file with rows; ours are 300 kB together."""
+"""Largest size of a file with rows; ours are 300 kB together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,11 @@ def read_update(origin: str) -> CatalogUpdate:
         UsageError: another protocol, a missing file, or a bad row, which refuses the whole file; with its line.
         EnvironmentProblem: the address does not answer, or has too much.
     """
-    text = _text(origin)
-    found = parse_row_file(origin, text, OWN_KINDS)
+    found = parse_row_file(Source(origin, _text(origin)), OWN_KINDS)
     if not any(found.rows.values()):
         raise UsageError("the file has no rows", place=origin, hint=f"its keys are kinds: {', '.join(OWN_KINDS)}")
     own = own_path()
-    files = [] if own is None else [parse_row_file(str(own), read_text(own, "catalogue"), OWN_KINDS)]
+    files = [] if own is None else [parse_row_file(read_source(own), OWN_KINDS)]
     before = all_rows()
     try:
         use_files((found, *files))
@@ -95,11 +94,11 @@ def _text(origin: str) -> str:
             raise UsageError(f"`{origin}` has more than {MOST_BYTES:,} bytes", hint="name a smaller file")
         return read_text(path, "catalogue")
     if not origin.startswith("https://"):
-        raise UsageError(f"`{origin}` is no address with https", hint="download it yourself, and name the file")
+        raise UsageError(f"`{origin}` has no `https://`", hint="download it yourself, and name the file")
     try:
         return download(origin, most_bytes=MOST_BYTES).decode()
     except UnicodeDecodeError:
-        raise UsageError(f"`{origin}` is no text in UTF-8") from None
+        raise UsageError(f"`{origin}` cannot be read as UTF-8") from None
 
 
 def _check(found: RowFile) -> None:
