@@ -18,12 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from trainworks.errors import UsageError, suggest
-
-if TYPE_CHECKING:
-    from trainworks.config.source import Source
 
 VARIABLE = "TRAINWORKS_CATALOG"
 """Names the user's file; `catalog.yaml` in the folder of settings where it is not set."""
@@ -43,11 +40,26 @@ def kept_with_rows(function: _Function) -> _Function:
     return kept  # type: ignore[return-value]
 
 
+class LinedText(Protocol):
+    """YAML text that knows the line of each field: a `Source`."""
+
+    name: str
+
+    def parse(self) -> Any:
+        """The text as plain values."""
+
+    def line(self, field: tuple[str | int, ...]) -> int:
+        """Line of a field."""
+
+    def place_in_file(self, field: tuple[str | int, ...]) -> str:
+        """File, line and key of a field."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowFile:
     """A file with rows, each with its line."""
 
-    source: Source
+    source: LinedText
     rows: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """Rows by kind and name, as written."""
     sources: Mapping[str, Mapping[str, str]]
@@ -84,7 +96,7 @@ class RowFile:
             raise UsageError(message, place=self.place(kind, name), hint=hint)
 
 
-def parse_row_file(source: Source, kinds: tuple[str, ...]) -> RowFile:
+def parse_row_file(source: LinedText, kinds: tuple[str, ...]) -> RowFile:
     """The rows in the text of a file, not yet held against their kind.
 
     Raises:
@@ -110,7 +122,7 @@ def parse_row_file(source: Source, kinds: tuple[str, ...]) -> RowFile:
     return RowFile(source, rows, titles)
 
 
-def _source(source: Source, key: str, row: Mapping[str, Any]) -> dict[str, str]:
+def _source(source: LinedText, key: str, row: Mapping[str, Any]) -> dict[str, str]:
     title, date = str(row.get("title") or ""), str(row.get("date", ""))
     if not title or not _MONTH.match(date):
         hint = f"write `{key}: {{title: ..., date: 2026-11}}`"
@@ -147,7 +159,7 @@ def own_path() -> Path | None:
 _chosen: list[tuple[RowFile, ...]] = []
 
 
-def row_files(kinds: tuple[str, ...], read: Callable[[Path], Source]) -> tuple[RowFile, ...]:
+def row_files(kinds: tuple[str, ...], read: Callable[[Path], LinedText]) -> tuple[RowFile, ...]:
     """The last update and the user's own file, as far as they are there; rows of later ones win.
 
     Raises:
