@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 from importlib import resources
 
 from trainworks.catalog.catalog import find_row, has
@@ -46,7 +46,8 @@ def _old(row: CatalogRow, today: date) -> OldRow | None:
         return None
     rented = row.kind == "nodes"
     oldest, most_days = min(ageing, key=lambda figure: figure.date), MOST_DAYS["instances" if rented else row.kind]
-    days = (today - _end(oldest.date)).days
+    year, month = map(int, oldest.date.split("-")[:2])
+    days = (today - date(year + month // 12, month % 12 + 1, 1)).days + 1  # since the last day of the month
     if days <= most_days:
         return None
     return OldRow(row.kind, row.name, oldest.name, oldest.date, days, most_days, oldest.source, place_of(row))
@@ -61,12 +62,6 @@ def _ageing(row: CatalogRow) -> Iterator[Figure]:
     elif row.kind == "software":
         ends = row.facts().get("ends")
         yield from (figure for figure in row.figures if ends is None or figure.date < ends)
-
-
-def _end(month: str) -> date:
-    """Last day of a month, or of the month of a day: `2026-11`, `2026-11-29`."""
-    year, number = map(int, month.split("-")[:2])
-    return date(year + number // 12, number % 12 + 1, 1) - timedelta(days=1)
 
 
 def place_of(row: CatalogRow) -> str:

@@ -315,10 +315,6 @@ def _scaled(field: str, scale: Fraction) -> Column:
     return lambda value: {field: float(Fraction(str(value)) * scale)}
 
 
-def _yuan(field: str) -> Column:
-    return lambda value: {field: round(value / read_rows("assumptions")["CNY per USD"].facts()["typical"], 4)}
-
-
 def _peak(precision: str) -> Column:
     return lambda value: {"peak_flops_per_s": {precision: float(Fraction(str(value)) * 10**12)}}
 
@@ -397,7 +393,9 @@ _CONVERTED: dict[Kind, dict[str, Column]] = {
     },
     "offers": {
         "on_demand_usd_h": _plain_column("usd_per_hour"),
-        "on_demand_cny_h": _yuan("usd_per_hour"),
+        "on_demand_cny_h": lambda cny: {
+            "usd_per_hour": round(cny / read_rows("assumptions")["CNY per USD"].facts()["typical"], 4)
+        },
         "spot_usd_h": _plain_column("spot_usd_per_hour"),
     },
     "fleets": {"failures_per_1000_node_days": _scaled("failures_per_node_s", Fraction(1, 1000 * 86400))},
