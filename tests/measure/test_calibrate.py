@@ -71,7 +71,12 @@ def test_a_measured_machine_is_remembered(measured: tuple[Calibration, Path]) ->
     [(0.5, 0.1, 1, 1), (0.5, 3.0, 1, 0), (0.5, 3.0, 11, 1), (0.05, 0.0, 1, 0), (0.05, 3.0, 10_000, 0)],
 )
 def test_what_was_measured_beside_other_programs_counts_for_minutes_and_while_they_run(
-    others: float, load: float, minutes: int, times: int, measured: tuple[Calibration, Path], monkeypatch: pytest.MonkeyPatch
+    others: float,
+    load: float,
+    minutes: int,
+    times: int,
+    measured: tuple[Calibration, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calibration, cache, announced = *measured, list[str]()
     (known,) = cache.glob("*.json")
