@@ -113,7 +113,7 @@ def proposed_stack(
 def _operators(cluster: ClusterDescription) -> dict[str, str]:
     """Releases of the operators that were current when Trainworks was; the network's where RDMA is."""
     network = {"network_operator": "v25.10.0"} if cluster.network in ("InfiniBand", "RoCE") else {}
-    return {"gpu_operator": "v25.10.0"} | network | {"jobset": "v0.10.1", "kueue": "v0.19.2"}
+    return {"gpu_operator": "v26.7.0"} | network | {"jobset": "v0.10.1", "kueue": "v0.19.2"}
 
 
 def _commented(text: str, comments: Mapping[FieldPath, str]) -> str:
