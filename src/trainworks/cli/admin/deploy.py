@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
@@ -22,10 +22,15 @@ if TYPE_CHECKING:
 
 def deploy_command(
     step: Annotated[
-        Literal["check", "render", "diff", "apply", "verify"],
-        typer.Argument(metavar="check|render|diff|apply|verify", help="What to do.", show_default=False),
+        Literal["inventory", "check", "render", "diff", "apply", "verify"],
+        typer.Argument(metavar="inventory|check|render|diff|apply|verify", help="What to do.", show_default=False),
     ],
-    stack_file: Annotated[Path, typer.Argument(metavar="STACK_FILE", help="YAML stack file.")],
+    stack_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="STACK_FILE", help="YAML stack file; with `inventory` a CSV of hosts.", show_default=False
+        ),
+    ] = None,
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="Folder of the Ansible project; not for `check`.")
     ] = None,
@@ -45,10 +50,25 @@ def deploy_command(
         typer.Option("--bench", metavar="RUN.yaml", help="With `verify`: benchmark its cluster, and train it there."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
+    redfish: Annotated[
+        str | None, typer.Option("--redfish", metavar="URL,...", help="With `inventory`: BMCs, in place of a CSV.")
+    ] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", help="With `inventory`: user of the BMCs, also of those in the CSV.")
+    ] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option("--password-file", help="Its password, in a file of mode 600; else TRAINWORKS_BMC_PASSWORD."),
+    ] = None,
+    ca: Annotated[
+        Path | None, typer.Option("--ca", metavar="FILE", help="Certificate that signed those of the BMCs.")
+    ] = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """`check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
+    """`inventory` prints the `nodes` of a stack file from a CSV of hosts (`host,address,bmc,mac,model`) and from BMCs.
+
+    `check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
 
     `render` writes an Ansible project: the configuration of Slurm, file systems, users, environments and monitoring.
 
@@ -58,10 +78,9 @@ def deploy_command(
     `verify` compares what the nodes run with the stack; it exits with 1 if something differs. With `--bench`
     it then measures every compute node and trains the workload for 30 steps, and holds both against the plan.
     """
-    if bench is not None and (step != "verify" or limit is not None):
-        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
-    if full and bench is None:
-        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
+    if step == "inventory":
+        _print_inventory(stack_file, redfish, user, password_file, ca)
+    stack_file = _stack_of(step, stack_file, bench=bench, full=full, limit=limit)
     from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
 
     if step == "check":
@@ -105,6 +124,36 @@ def deploy_command(
             )
             _show_run(done, as_json=as_json)
             raise typer.Exit(int(done.failed or (drift and done.changed)))
+
+
+def _stack_of(step: str, stack_file: Path | None, *, bench: Path | None, full: bool, limit: str | None) -> Path:
+    """The stack file, if the options are for this step."""
+    if stack_file is None:
+        raise UsageError("no stack file", place="STACK_FILE", hint=f"name it: `deploy {step} stack.yaml`")
+    if bench is not None and (step != "verify" or limit is not None):
+        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
+    if full and bench is None:
+        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
+    return stack_file
+
+
+def _print_inventory(
+    hosts: Path | None, redfish: str | None, user: str | None, password_file: Path | None, ca: Path | None
+) -> NoReturn:
+    """The groups on stdout; on stderr a line for each BMC that gave no report, and 1."""
+    from trainworks.api.deploying import bmc_login, take_inventory
+
+    if (hosts is None) == (redfish is None):
+        raise UsageError("the hosts are in a CSV or behind BMCs", hint="name either a CSV or `--redfish URL,...`")
+    if redfish is not None and user is None:
+        raise UsageError("BMCs ask for a user", place="--user", hint="name it: `--user NAME`")
+    with option_errors():
+        login = None if user is None else bmc_login(user, password_file, ca)
+        found = take_inventory(hosts, [each.strip() for each in (redfish or "").split(",") if each.strip()], login)
+    typer.echo(found.text, nl=False)
+    for line in found.unanswered:
+        say(line, err=True)
+    raise typer.Exit(int(bool(found.unanswered)))
 
 
 def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
