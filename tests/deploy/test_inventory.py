@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 from trainworks.api.deploying import bmc_login, take_inventory
 from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
+from trainworks.deploy.redfish import BmcLogin, BmcReport, read_bmcs
 from trainworks.errors import UsageError
-from trainworks.host.redfish import BmcLogin, BmcReport, read_bmcs
 
 EXAMPLE = Path("examples/cluster/stack.yaml")
 Tree = dict[str, Any]
@@ -278,6 +278,25 @@ def test_a_host_that_differs_from_its_group_is_named(serve: Serve, login: BmcLog
         "# gpu13: above 4G decoding is Disabled, and Enabled on most",
         "# gpu10: firmware of BIOS is 1.5, and 1.4 on most",
     ]
+
+
+def test_the_bmc_of_another_server_is_named(serve: Serve, login: BmcLogin, tmp_path: Path) -> None:
+    tree = supermicro()
+    tree[f"{ROOT}Systems/1"] |= {"SerialNumber": "S1"}
+    address = serve(tree)
+    rows = ["gpu1,10.10.1.1,S1,94:6D:AE:91:FB:22", "gpu2,10.10.1.2,S2,94:6d:ae:91:fb:23"]
+    lines = [f"{row},{address}/{number}" for number, row in enumerate(rows)]
+    (tmp_path / "hosts.csv").write_text("host,address,serial,mac,bmc\n" + "\n".join(lines), encoding="utf-8")
+    found = take_inventory(tmp_path / "hosts.csv", (), login)
+    assert [line for line in found.text.splitlines() if line.startswith("#")] == [
+        f"# gpu2: {address}/1 is the BMC of another server: its serial number is S1, not S2",
+        f"# gpu2: {address}/1 is the BMC of another server: it has no 94:6d:ae:91:fb:23",
+    ]
+
+
+def test_two_hosts_of_one_name_get_names_of_their_own(serve: Serve, login: BmcLogin) -> None:
+    found = take_inventory(None, [serve(supermicro(host="localhost")), serve(supermicro(host="localhost"))], login)
+    assert [node["hosts"] for node in yaml.safe_load(found.text)["nodes"]] == ["localhost", "node002"]
 
 
 def test_pages_and_expanded_collections_are_read_whole_and_spare_firmware_is_not(serve: Serve, login: BmcLogin) -> None:

@@ -15,15 +15,15 @@ from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
-from trainworks.deploy.inventory import groups_of, host_of, inventory_yaml, read_hosts, settings_of
+from trainworks.deploy.inventory import complaints, groups_of, hosts_behind, inventory_yaml, read_hosts
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
 from trainworks.deploy.project import exporter_options, project_files
+from trainworks.deploy.redfish import BmcLogin, BmcReport, read_bmcs
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.verification import ClusterVerification, probe, verify
 from trainworks.errors import ArgumentError, RunFileError, UnreachableError, UsageError
 from trainworks.files import write_atomic
 from trainworks.host.listening import read_secret
-from trainworks.host.redfish import BmcLogin, BmcReport, read_bmcs
 from trainworks.measure.health.node_health import odd_ones_out
 from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
 from trainworks.review.check import check_text
@@ -48,7 +48,8 @@ def bmc_login(user: str, password_file: Path | None = None, ca: Path | None = No
     """The login of BMCs: the password is in a file that its owner alone reads, else in TRAINWORKS_BMC_PASSWORD.
 
     Raises:
-        UsageError: there is no password, others can read it, or `ca` cannot be read.
+        UsageError: the password is missing, or others can read it.
+        ArgumentError: `ca` cannot be read.
     """
     password = os.environ.get("TRAINWORKS_BMC_PASSWORD", "")
     if password_file is not None:
@@ -66,7 +67,7 @@ def take_inventory(hosts: Path | None, bmcs: Sequence[str] = (), login: BmcLogin
     """Describe the hosts of a list, or those behind some BMCs, as groups of a stack file.
 
     Args:
-        hosts: CSV with the columns `host`, `address`, and where known `bmc`, `mac`, `model`.
+        hosts: CSV with the columns `host`, `address`, and where known `bmc`, `model`, `mac`, `serial`.
         bmcs: addresses of BMCs, `https://10.0.0.1`, in place of a list.
         login: how BMCs are asked; None asks none.
 
@@ -76,14 +77,10 @@ def take_inventory(hosts: Path | None, bmcs: Sequence[str] = (), login: BmcLogin
     found = read_hosts(read_text(hosts, "list of hosts"), hosts.name) if hosts else []
     reports = read_bmcs([host.bmc for host in found if host.bmc] or bmcs, login) if login else {}
     known = {bmc: report for bmc, report in reports.items() if isinstance(report, BmcReport)}
-    if hosts is None:
-        found = [host_of(bmc, report, number) for number, (bmc, report) in enumerate(known.items(), start=1)]
-    found = [replace(host, report=known.get(host.bmc)) for host in found]
+    found = [replace(host, report=known.get(host.bmc)) for host in (found if hosts else hosts_behind(known))]
     unanswered = tuple(f"{bmc}: {report}" for bmc, report in reports.items() if isinstance(report, str))
     notes = [*unanswered, *(f"{bmc}: no {one}" for bmc, report in known.items() for one in report.unread)]
-    for host in found:
-        wrong = [f"{name} {value}" for name, value, is_fine in settings_of(host.report) if not is_fine]
-        notes += [f"{host.name}: set in the BIOS: {', '.join(wrong)}"] if wrong else []
+    notes += [f"{host.name}: {one}" for host in found for one in complaints(host)]
     if not found and unanswered:
         raise UnreachableError(f"no BMC gave a report; {unanswered[0]}", hint="check the address, `--user` and `--ca`")
     if not found:

@@ -1,7 +1,7 @@
 """The `nodes` of a stack file from a list of hosts, and from what their BMCs report.
 
-Hosts of equal hardware are one group. What one host of a group has and the others do not, such as less memory or
-another firmware, is no reason for a group of its own, and is said in a note.
+Hosts of equal hardware are one group. A host with less memory than the others, or with another firmware, stays in its
+group, and a note names it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import AddressValueError, IPv4Address
 from itertools import groupby
@@ -22,8 +23,8 @@ from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.config.stack_parts.words import FILL_IN
 from trainworks.deploy.hardware import REPORTED_SHARE, hardware_of
 from trainworks.deploy.proposed_stack import FIRST_COMPUTE, commented
+from trainworks.deploy.redfish import BmcReport
 from trainworks.errors import UsageError
-from trainworks.host.redfish import BmcReport
 from trainworks.jobs.formats.manifest import to_yaml
 
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,62}")
@@ -51,8 +52,9 @@ class InventoryHost:
     name: str
     address: IPv4Address | None
     bmc: str = ""
-    mac: str = ""
     model: str = ""
+    mac: str = ""
+    serial: str = ""
     report: BmcReport | None = None
 
     @property
@@ -65,12 +67,13 @@ class InventoryHost:
     @property
     def machine(self) -> str:
         """The machine of the catalogue with this model, and with these accelerators; empty if there is none."""
-        model = normal_name(self.report.model if self.report else self.model)
-        for each in names("nodes") if model else ():
-            fits = self.report is None or (node(each).accelerator, node(each).accelerators) == self.accelerators
-            if normal_name(each).startswith(model) and fits:
-                return each
-        return ""
+        if self.report is None:
+            return find_row(self.model, "nodes").name if self.model and has("nodes", self.model) else ""
+        model = normal_name(self.report.model)
+        fitting = (each for each in names("nodes") if model and normal_name(each).startswith(model))
+        return next(
+            (each for each in fitting if (node(each).accelerator, node(each).accelerators) == self.accelerators), ""
+        )
 
     @property
     def kind(self) -> str:
@@ -89,15 +92,28 @@ class InventoryHost:
             "adapters": ", ".join(
                 f"{count}x {model}" for model, count in Counter(sorted(self.report.adapters)).items()
             ),
-            **{name: value for name, value, _ in settings_of(self.report)},
+            **{name: value for name, value, _ in _settings(self.report)},
             **{f"firmware of {name}": version for name, version in self.report.firmware.items()},
         }
 
 
-def settings_of(report: BmcReport | None) -> Iterator[tuple[str, str, bool]]:
+def complaints(host: InventoryHost) -> Iterator[str]:
+    """What is wrong with one host alone: settings that training suffers from, or the BMC of another server."""
+    found = host.report
+    if found is None:
+        return
+    wrong = [f"{name} {value}" for name, value, is_fine in _settings(found) if not is_fine]
+    if wrong:
+        yield f"set in the BIOS: {', '.join(wrong)}"
+    if found.serial and host.serial and found.serial != host.serial:
+        yield f"{host.bmc} is the BMC of another server: its serial number is {found.serial}, not {host.serial}"
+    if found.macs and host.mac and host.mac not in found.macs:
+        yield f"{host.bmc} is the BMC of another server: it has no {host.mac}"
+
+
+def _settings(report: BmcReport) -> Iterator[tuple[str, str, bool]]:
     """BIOS settings that matter: each with its value, and whether training can do with that."""
-    settings = report.settings if report else {}
-    plain = {re.sub(r"_+[0-9A-F]{4}$", "", name): value for name, value in settings.items()}
+    plain = {re.sub(r"_+[0-9A-F]{4}$", "", name): value for name, value in report.settings.items()}
     for name, attributes, wanted in _SETTINGS:
         value = next((plain[each] for each in attributes.split() if each in plain), None)
         if value is not None:
@@ -105,7 +121,7 @@ def settings_of(report: BmcReport | None) -> Iterator[tuple[str, str, bool]]:
 
 
 def read_hosts(text: str, file: str) -> list[InventoryHost]:
-    """The hosts of a CSV with a row of column names: `host` and `address`, and `bmc`, `mac` and `model` if known.
+    """The hosts of a CSV with a row of column names: `host`, `address`, and if known `bmc`, `model`, `mac`, `serial`.
 
     Raises:
         UsageError: a column or a value is missing, or is not valid, or two rows are of one host.
@@ -116,25 +132,28 @@ def read_hosts(text: str, file: str) -> list[InventoryHost]:
     found: dict[str, InventoryHost] = {}
     for row in rows:
         values = {key: value.strip() for key, value in row.items() if isinstance(value, str)}
-        place, name = f"{file}:{rows.line_num}", values["host"]
+        place, name = f"{file}:{rows.line_num}", values.get("host", "")
         address = _address(values.get("address", ""))
         if address is None:
             raise UsageError(f"`{values.get('address', '')}` is not an IPv4 address", place=place)
         if not _NAME.fullmatch(name) or name in found:
             raise UsageError(f"`{name}` is {'there twice' if name in found else 'not the name of a host'}", place=place)
-        bmc = values.get("bmc", "")
+        bmc, model, mac, serial = (values.get(key, "") for key in ("bmc", "model", "mac", "serial"))
         bmc = bmc if "://" in bmc or not bmc else f"https://{bmc}"
-        found[name] = InventoryHost(name, address, bmc, values.get("mac", "").lower(), values.get("model", ""))
+        found[name] = InventoryHost(name, address, bmc, model, mac.lower(), serial)
     return list(found.values())
 
 
-def host_of(bmc: str, report: BmcReport, number: int) -> InventoryHost:
-    """A host that only its BMC is known of."""
-    name = report.host.lower().partition(".")[0]
-    addresses = (found for each in report.addresses if (found := _address(each)))
-    address = next((each for each in addresses if not (each.is_link_local or each.is_unspecified)), None)
-    mac = report.macs[0] if report.macs else ""
-    return InventoryHost(name if _NAME.fullmatch(name) else f"node{number:03}", address, bmc, mac, "", report)
+def hosts_behind(reports: Mapping[str, BmcReport]) -> list[InventoryHost]:
+    """Hosts that only their BMCs are known of, by its address; those without a name of their own are numbered."""
+    found: dict[str, InventoryHost] = {}
+    for number, (bmc, report) in enumerate(reports.items(), start=1):
+        name = report.host.lower().partition(".")[0]
+        name = name if _NAME.fullmatch(name) and name not in found else f"node{number:03}"
+        addresses = (address for each in report.addresses if (address := _address(each)))
+        address = next((each for each in addresses if not (each.is_link_local or each.is_unspecified)), None)
+        found[name] = InventoryHost(name, address, bmc)
+    return list(found.values())
 
 
 def groups_of(hosts: Sequence[InventoryHost]) -> list[list[InventoryHost]]:
@@ -184,7 +203,7 @@ def _folded(hosts: Sequence[InventoryHost]) -> str:
 
 
 def _follows(group: Sequence[InventoryHost], host: InventoryHost) -> bool:
-    """Whether the list of a group's names, and its addresses, go on with a host."""
+    """Whether a host has the next name and address of a group."""
     last, both = group[-1].address, [*group, host]
     try:
         return (
@@ -211,24 +230,20 @@ def _described(group: Sequence[InventoryHost]) -> tuple[dict[str, object], dict[
     known = None
     if first.machine:
         data["machine"] = first.machine
-        known = _known(NodeGroup.model_validate(data))
+        with suppress(UsageError):  # the catalogue may not know its processors
+            known = hardware_of(NodeGroup.model_validate(data))
     found = _reported(group)
     if found is None and known is None and is_compute:
         found = Hardware(sockets=2, cores_per_socket=32, threads_per_core=2, memory=960 * 2**30)
         marks["hardware"] = f"{FILL_IN} the hardware of {first.model or first.name}, by `slurmd -C` on a node"
-    if found is not None and (known is None or not _is_like(found, known)):
+    # the catalogue rounds memory
+    like = known and found and known.model_copy(update={"accelerators": None, "memory": found.memory})
+    is_known = known and found and found == like and abs(found.memory / known.memory - 1) < _MEMORY_MARGIN
+    if found is not None and not is_known:
+        plain = found.model_dump(exclude={"accelerators"}) | {"memory": f"{found.memory // 2**30} GiB"}
         named = {"accelerators": f"{accelerator}:{count}"} if accelerator and not first.machine else {}
-        plain = found.model_dump(exclude={"accelerators"})
-        data["hardware"] = plain | {"memory": f"{found.memory // 2**30} GiB"} | named
+        data["hardware"] = plain | named
     return data, marks
-
-
-def _known(group: NodeGroup) -> Hardware | None:
-    """Hardware of a machine in the catalogue; None if it does not know it."""
-    try:
-        return hardware_of(group)
-    except UsageError:
-        return None
 
 
 def _reported(group: Sequence[InventoryHost]) -> Hardware | None:
@@ -244,10 +259,3 @@ def _reported(group: Sequence[InventoryHost]) -> Hardware | None:
         threads_per_core=max(1, first.threads_per_core),
         memory=int(memory * REPORTED_SHARE),
     )
-
-
-def _is_like(found: Hardware, known: Hardware) -> bool:
-    """Whether two descriptions are of one machine; the catalogue rounds its memory."""
-    counts = (found.sockets, found.cores_per_socket, found.threads_per_core)
-    is_near = abs(found.memory / known.memory - 1) < _MEMORY_MARGIN
-    return is_near and counts == (known.sockets, known.cores_per_socket, known.threads_per_core)

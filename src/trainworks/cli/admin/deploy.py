@@ -6,10 +6,11 @@ import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from trainworks.cli.admin.inventory import Authority, BmcUser, PasswordFile, Redfish, print_inventory
 from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import print_or_write, show
 from trainworks.errors import UsageError
@@ -50,23 +51,14 @@ def deploy_command(
         typer.Option("--bench", metavar="RUN.yaml", help="With `verify`: benchmark its cluster, and train it there."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
-    redfish: Annotated[
-        str | None, typer.Option("--redfish", metavar="URL,...", help="With `inventory`: BMCs, in place of a CSV.")
-    ] = None,
-    user: Annotated[
-        str | None, typer.Option("--user", help="With `inventory`: user of the BMCs, also of those in the CSV.")
-    ] = None,
-    password_file: Annotated[
-        Path | None,
-        typer.Option("--password-file", help="Its password, in a file of mode 600; else TRAINWORKS_BMC_PASSWORD."),
-    ] = None,
-    ca: Annotated[
-        Path | None, typer.Option("--ca", metavar="FILE", help="Certificate that signed those of the BMCs.")
-    ] = None,
+    redfish: Redfish = None,
+    user: BmcUser = None,
+    password: PasswordFile = None,
+    ca: Authority = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """`inventory` prints the `nodes` of a stack file from a CSV of hosts (`host,address,bmc,mac,model`) and from BMCs.
+    """`inventory` prints the `nodes` of a stack file from a CSV of hosts (`host,address,bmc,model`) and from BMCs.
 
     `check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
 
@@ -79,7 +71,7 @@ def deploy_command(
     it then measures every compute node and trains the workload for 30 steps, and holds both against the plan.
     """
     if step == "inventory":
-        _print_inventory(stack_file, redfish, user, password_file, ca)
+        print_inventory(stack_file, redfish, user, password, ca)
     stack_file = _stack_of(step, stack_file, bench=bench, full=full, limit=limit)
     from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
 
@@ -135,25 +127,6 @@ def _stack_of(step: str, stack_file: Path | None, *, bench: Path | None, full: b
     if full and bench is None:
         raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
     return stack_file
-
-
-def _print_inventory(
-    hosts: Path | None, redfish: str | None, user: str | None, password_file: Path | None, ca: Path | None
-) -> NoReturn:
-    """The groups on stdout; on stderr a line for each BMC that gave no report, and 1."""
-    from trainworks.api.deploying import bmc_login, take_inventory
-
-    if (hosts is None) == (redfish is None):
-        raise UsageError("the hosts are in a CSV or behind BMCs", hint="name either a CSV or `--redfish URL,...`")
-    if redfish is not None and user is None:
-        raise UsageError("BMCs ask for a user", place="--user", hint="name it: `--user NAME`")
-    with option_errors():
-        login = None if user is None else bmc_login(user, password_file, ca)
-        found = take_inventory(hosts, [each.strip() for each in (redfish or "").split(",") if each.strip()], login)
-    typer.echo(found.text, nl=False)
-    for line in found.unanswered:
-        say(line, err=True)
-    raise typer.Exit(int(bool(found.unanswered)))
 
 
 def _show_run(done: PlaybookRun, *, as_json: bool) -> None:

@@ -59,6 +59,7 @@ class BmcReport:
 
     host: str
     model: str
+    serial: str
     sockets: int
     cores_per_socket: int
     threads_per_core: int
@@ -133,6 +134,7 @@ def _report(bmc: _Bmc, root: Resource) -> BmcReport:
     return BmcReport(
         host=word(first.get("HostName")),
         model=word(first.get("Model")),
+        serial=word(first.get("SerialNumber")),
         sockets=len(cpus),
         cores_per_socket=cores // len(cpus) if cpus else 0,
         threads_per_core=max(1, threads // cores) if cores else 0,
