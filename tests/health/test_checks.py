@@ -91,7 +91,7 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
     "pcie-acs": (file(f"{PCI}/0000:90:00.0/config", acs_config(0x1D)), "warning", "bridge 0000:90:00.0"),
     "iommu": (file(f"{PCI}/0000:04:00.0/iommu_group/type", "DMA-FQ"), "warning", "GPU 0000:04:00.0 is behind an IOMMU"),
     "gpu-bar": (
-        replaced(f"{PCI}/0000:04:00.0/resource", "0x0 0x0 0x0", "0x0 0x1fffffffff 0x2014220c"),
+        replaced(f"{PCI}/0000:04:00.0/resource", "0x0 0x7f 0x20040101", "0x0 0x1fffffffff 0x2014220c"),
         "failed",
         "GPU 0000:04:00.0 has a memory region without an address",
     ),

@@ -41,8 +41,9 @@ _SETTINGS = (
 """BIOS settings, their names at Dell, HPE, Supermicro, Lenovo and NVIDIA, and how the value that training needs begins;
 empty where nodes only have to agree. Supermicro adds a number to each name, `Above4GDecoding_0041`.
 
-Names: servers of these vendors in NVIDIA/libredfish. ACS: NVIDIA NCCL, troubleshooting, PCI access control services.
-Above 4G decoding: NVIDIA MLNX_OFED, features overview. Power profiles: the vendors' for HPC, recalled in 2026-11."""
+Names: servers of these vendors in NVIDIA/libredfish; NumaNodesPerSocket and ProcHyperthreading are recalled.
+ACS: NVIDIA NCCL, troubleshooting, PCI access control services. Above 4G decoding: NVIDIA MLNX_OFED, features overview.
+Power profiles: the vendors' for HPC, recalled in 2026-11."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,9 @@ _NVSWITCH_CLASS, _BRIDGE_CLASS = "0x0680", "0x0604"
 _FABRIC_MANAGER = "nv-fabricmanage"
 """Name of the process, which Linux cuts to 15 characters."""
 _ACS, _ACS_CONTROL, _EXTENDED = 0x000D, 6, 0x100
-_UNSET = 0x2000_0000
-"""Flag of the kernel for a region that it found no addresses for: IORESOURCE_UNSET."""
+_NUM_BARS, _MEMORY, _UNSET = 6, 0x200, 0x2000_0000
+"""Regions of a device itself, before those of its virtual functions, which many machines leave out; and the kernel's
+flags of a region of memory, and of one that it found no addresses for: IORESOURCE_MEM, IORESOURCE_UNSET."""
 
 
 @check(
@@ -285,9 +286,9 @@ def gpu_bar(node: NodeView) -> Reading:
     regions = [
         (gpu.address, [int(number, 16) for number in line.split()])
         for gpu, table in tables
-        for line in table.splitlines()
+        for line in table.splitlines()[:_NUM_BARS]
     ]
-    missing = [address for address, (start, end, flags) in regions if end and (not start or flags & _UNSET)]
+    missing = [address for address, (start, _, flags) in regions if flags & _MEMORY and (not start or flags & _UNSET)]
     problems = [f"GPU {address} has a memory region without an address" for address in dict.fromkeys(missing)]
     return Reading(f"{len(missing)} missing", problems)
 
