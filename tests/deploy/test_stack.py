@@ -133,8 +133,8 @@ NGC = '{name: ngc, image: "nvcr.io/nvidia/pytorch:24.01-py3", at: /shared/images
         ({"machine: DGX H100": "machine: DGX B200", "users:": f"  - {NGC}\nusers:"}, ["TW735"]),
         ({"machine: DGX H100": "machine: DGX B200", "users:": f"  - {NGC.replace('24.01', '25.06')}\nusers:"}, []),
         ({"users:": f"  - {NGC}\nusers:"}, []),
-        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v23.9.0")}, ["TW747"]),
-        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v25.10.0")}, []),
+        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v23.9.0")}, ["TW747", "TW748"]),
+        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v26.7.0")}, []),
     ],
     ids=lambda value: str(value)[:60],
 )

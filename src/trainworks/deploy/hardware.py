@@ -11,7 +11,7 @@ from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.errors import ArgumentError, UsageError
 
-_REPORTED_SHARE = 0.95
+REPORTED_SHARE = 0.95
 """Memory that a kernel reports, over what is installed: firmware and the kernel itself keep the rest."""
 
 
@@ -55,7 +55,7 @@ def hardware_of(group: NodeGroup) -> Hardware:
         sockets=machine.processors,
         cores_per_socket=cores,
         threads_per_core=max(1, threads),
-        memory=int(machine.host_memory_bytes * _REPORTED_SHARE),
+        memory=int(machine.host_memory_bytes * REPORTED_SHARE),
         accelerators=accelerators,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from trainworks.cli.admin.inventory import Authority, BmcUser, PasswordFile, Redfish, print_inventory
 from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import print_or_write, show
 from trainworks.errors import UsageError
@@ -22,10 +23,15 @@ if TYPE_CHECKING:
 
 def deploy_command(
     step: Annotated[
-        Literal["check", "render", "diff", "apply", "verify"],
-        typer.Argument(metavar="check|render|diff|apply|verify", help="What to do.", show_default=False),
+        Literal["inventory", "check", "render", "diff", "apply", "verify"],
+        typer.Argument(metavar="inventory|check|render|diff|apply|verify", help="What to do.", show_default=False),
     ],
-    stack_file: Annotated[Path, typer.Argument(metavar="STACK_FILE", help="YAML stack file.")],
+    stack_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="STACK_FILE", help="YAML stack file; with `inventory` a CSV of hosts.", show_default=False
+        ),
+    ] = None,
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="Folder of the Ansible project; not for `check`.")
     ] = None,
@@ -45,10 +51,16 @@ def deploy_command(
         typer.Option("--bench", metavar="RUN.yaml", help="With `verify`: benchmark its cluster, and train it there."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
+    redfish: Redfish = None,
+    user: BmcUser = None,
+    password: PasswordFile = None,
+    ca: Authority = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """`check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
+    """`inventory` prints the `nodes` of a stack file from a CSV of hosts (`host,address,bmc,model`) and from BMCs.
+
+    `check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
 
     `render` writes an Ansible project: the configuration of Slurm, file systems, users, environments and monitoring.
 
@@ -58,10 +70,9 @@ def deploy_command(
     `verify` compares what the nodes run with the stack; it exits with 1 if something differs. With `--bench`
     it then measures every compute node and trains the workload for 30 steps, and holds both against the plan.
     """
-    if bench is not None and (step != "verify" or limit is not None):
-        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
-    if full and bench is None:
-        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
+    if step == "inventory":
+        print_inventory(stack_file, redfish, user, password, ca)
+    stack_file = _stack_of(step, stack_file, bench=bench, full=full, limit=limit)
     from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
 
     if step == "check":
@@ -105,6 +116,17 @@ def deploy_command(
             )
             _show_run(done, as_json=as_json)
             raise typer.Exit(int(done.failed or (drift and done.changed)))
+
+
+def _stack_of(step: str, stack_file: Path | None, *, bench: Path | None, full: bool, limit: str | None) -> Path:
+    """The stack file, if the options are for this step."""
+    if stack_file is None:
+        raise UsageError("no stack file", place="STACK_FILE", hint=f"name it: `deploy {step} stack.yaml`")
+    if bench is not None and (step != "verify" or limit is not None):
+        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
+    if full and bench is None:
+        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
+    return stack_file
 
 
 def _show_run(done: PlaybookRun, *, as_json: bool) -> None:

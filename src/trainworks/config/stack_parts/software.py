@@ -86,7 +86,7 @@ class KubernetesBundle(Spec):
     """Kubernetes on the compute nodes, beside or instead of Slurm: operators, queues, volumes and policies."""
 
     gpu_operator: Release
-    """Release of NVIDIA's GPU operator: `v25.10.0`."""
+    """Release of NVIDIA's GPU operator: `v26.7.0`."""
     network_operator: Release | None = None
     """Release of NVIDIA's network operator, for RDMA in pods."""
     jobset: Release

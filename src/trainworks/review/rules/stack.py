@@ -293,7 +293,7 @@ def other_kernel(file: ReviewedFile) -> Iterator[Problem]:
     "it knows. Without it, every rank of an MPI job believes that it is rank 0 of 1.",
     fix="Build Slurm with an older PMIx, or take a newer Slurm.",
     source="https://slurm.schedmd.com/mpi_guide.html",
-    bad=_PLUGIN.format(slurm="22.05", plugin='pmix: "5.0"', comment="  # trainworks: ignore[TW737]"),
+    bad=_PLUGIN.format(slurm="21.08", plugin='pmix: "5.0"', comment="  # trainworks: ignore[TW737]"),
     good=_PLUGIN.format(slurm="26.05", plugin='pmix: "5.0"', comment=""),
 )
 def other_pmix(file: ReviewedFile) -> Iterator[Problem]:
@@ -370,11 +370,11 @@ def _cudas_of_ngc(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
 
 def generations(file: ReviewedFile) -> list[Release]:
     """GPU generations of the nodes, as far as the catalogue has their machines or accelerators."""
-    names: dict[str, None] = {}
+    found: dict[str, Release] = {}
     for item in tree.items(tree.get(file.stack, "nodes")):
         machine = tree.scalar(tree.get(item, "machine"))
         cards = (tree.scalar(tree.get(item, "hardware", "accelerators")) or "").partition(":")[0]
         card = node(machine).accelerator if machine and has("nodes", machine) else cards
-        if has("accelerators", card):
-            names |= {(accelerator(card).architecture or "").partition(" ")[0]: None}
-    return [found for name in names if (found := software.generation(name))]
+        known = software.generation(accelerator(card).architecture) if has("accelerators", card) else None
+        found |= {known.name: known} if known else {}
+    return list(found.values())
