@@ -53,11 +53,11 @@ def test_imex_knows_the_nodes_of_its_rack_alone() -> None:
     hosts = yaml.safe_load(files["inventory.yaml"])["all"]["hosts"]
     assert (hosts["gpu18"]["imex_domain"], hosts["gpu19"]["imex_domain"]) == ("rack1", "rack2")
     assert "imex_domain" not in hosts["login1"]
-    branch = yaml.safe_load(files["group_vars/all.yaml"])["gpu_imex_packages"]
+    branch = yaml.safe_load(files["group_vars/nodes_gpu.yaml"])["gpu_imex_packages"]
     assert branch == [f"nvidia-imex-{stack.gpu.driver}" if stack.gpu else ""]
 
 
 def test_nodes_without_an_nvlink_domain_between_them_have_no_imex() -> None:
     files = project_files(stack_of("4 nodes of DGX H100"), {}, {})
     assert not any("imex/" in name for name in files)
-    assert yaml.safe_load(files["group_vars/all.yaml"])["gpu_imex_packages"] == []
+    assert yaml.safe_load(files["group_vars/nodes_gpu.yaml"])["gpu_imex_packages"] == []

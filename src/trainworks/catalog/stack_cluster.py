@@ -45,17 +45,14 @@ def read_cluster(text: str) -> ClusterDescription:
 def cluster_of_stack(stack: Stack, group: str | None = None) -> ClusterDescription:
     """The compute nodes of a stack, or one kind of them, and the network that joins them.
 
-    `group` has the hosts of one group, `gpu[01-04]` or `gpu`, or their machine; all compute nodes when left out.
+    `group` has the name of one group, its hosts, `gpu[01-04]` or `gpu`, or their machine; all compute nodes when left
+    out.
 
     Raises:
         ArgumentError: the nodes are not of one kind, or have no accelerators; the argument is the path of the key.
     """
     every = list(stack.groups("compute"))
-    groups = (
-        every
-        if group is None
-        else [each for each in every if group in (each.hosts, each.hosts.partition("[")[0], each.machine, *each.names)]
-    )
+    groups = every if group is None else [each for each in every if each.is_called(group) or group in each.names]
     kinds = {each.hosts: _kind(stack, each) for each in groups}
     first = next(iter(kinds.values()), None)
     if first is None or any(kind != first for kind in kinds.values()):
@@ -77,7 +74,7 @@ def joined_nodes(stack: Stack, groups: Sequence[NodeGroup]) -> ClusterDescriptio
     Raises:
         ArgumentError: the stack names what the catalogue does not have, or says no network between several nodes.
     """
-    num_nodes, asked = sum(len(group.names) for group in groups), fabric_design(stack)
+    num_nodes, asked = sum(len(group.names) for group in groups), fabric_design(stack, groups)
     known = next((kind for group in groups if (kind := _kind(stack, group)) is not None), None)
     try:
         if known is None:
@@ -110,8 +107,23 @@ def node_of(group: NodeGroup) -> Node | None:
     return node_of_accelerators(accelerator(found.name), found.count).model_copy(update=shown)
 
 
-def fabric_design(stack: Stack) -> FabricDesign | None:
-    """The network that a stack asks for, as `fabric.design` or by the rate of its adapters; None where it has none."""
+def fabric_design(stack: Stack, groups: Sequence[NodeGroup] = ()) -> FabricDesign | None:
+    """The network that a stack asks for, as `fabric.design` or by the rate of its adapters; None where it has none.
+
+    Some groups may have other adapters, all of them the same: their number is that of the network, and those of another
+    kind are in none that the stack asks for.
+    """
+    own = {group.fabric for group in groups}
+    adapters = own.pop() if len(own) == 1 else None
+    found = _stack_design(stack)
+    if adapters is None or found is None:
+        return found
+    if adapters.link is not None and stack.fabric is not None and adapters.link != stack.fabric.link:
+        return None
+    return found.model_copy(update={"nics": len(adapters.devices) or found.nics})
+
+
+def _stack_design(stack: Stack) -> FabricDesign | None:
     fabric = stack.fabric
     if fabric is None or fabric.design is not None or fabric.link is None:
         return fabric.design if fabric is not None else None
