@@ -17,7 +17,7 @@ from trainworks.catalog.cluster_words import Switching
 from trainworks.catalog.facts import Accelerator, Node
 from trainworks.config.engines import stack_file_in
 from trainworks.config.stack import Stack, load_stack
-from trainworks.config.stack_parts.fabric import FabricDesign
+from trainworks.config.stack_parts.fabric import Fabric, FabricDesign
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.errors import ArgumentError, UsageError
 
@@ -105,6 +105,23 @@ def node_of(group: NodeGroup) -> Node | None:
         return None
     shown = {"processor": None, "processors": described.sockets, "host_memory_bytes": described.memory, "vcpus": None}
     return node_of_accelerators(accelerator(found.name), found.count).model_copy(update=shown)
+
+
+def has_accelerators(group: NodeGroup) -> bool:
+    """Whether a node of a group has accelerators."""
+    machine = node_of(group)
+    return machine is not None and machine.accelerators > 0
+
+
+def group_fabric(stack: Stack, group: NodeGroup) -> Fabric | None:
+    """The network of a stack with the adapters of a group; None for one that is not in it."""
+    fabric, own = stack.fabric, group.fabric
+    if fabric is None or "compute" not in group.roles or (own is not None and own.link == "none"):
+        return None
+    if own is not None:
+        return fabric.with_adapters(own) if fabric.link is not None else fabric
+    is_in = has_accelerators(group) or not any(map(has_accelerators, stack.groups("compute")))
+    return fabric if is_in else None
 
 
 def fabric_design(stack: Stack, groups: Sequence[NodeGroup] = ()) -> FabricDesign | None:

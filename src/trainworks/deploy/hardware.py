@@ -8,10 +8,9 @@ from itertools import groupby
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator, has, load_catalog, node, processor
 from trainworks.catalog.facts import Accelerator, Release
-from trainworks.catalog.stack_cluster import node_of
+from trainworks.catalog.stack_cluster import has_accelerators, node_of
 from trainworks.config.command import AcceleratorRequest
 from trainworks.config.stack import Stack
-from trainworks.config.stack_parts.fabric import Fabric
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.config.stack_parts.software import GpuSoftware
 from trainworks.errors import ArgumentError, UsageError
@@ -113,27 +112,10 @@ _NVIDIA = ("/dev/nvidia", 0, "")
 """Device files of NVIDIA's GPUs: beginning, first number, and flags of gres.conf."""
 
 
-def has_accelerators(group: NodeGroup) -> bool:
-    """Whether a node of a group has accelerators."""
-    machine = node_of(group)
-    return machine is not None and machine.accelerators > 0
-
-
 def gpu_of(stack: Stack, group: NodeGroup) -> GpuSoftware | None:
     """Driver of the accelerators of a group: its own, else that of the stack; None where the project installs none."""
     found = (group.gpu or stack.gpu) if "compute" in group.roles and has_accelerators(group) else None
     return None if found is None or found.vendor == "none" else found
-
-
-def fabric_of(stack: Stack, group: NodeGroup) -> Fabric | None:
-    """The network of a stack with the adapters of a group; None for one that is not in it."""
-    fabric, own = stack.fabric, group.fabric
-    if fabric is None or "compute" not in group.roles or (own is not None and own.link == "none"):
-        return None
-    if own is not None:
-        return fabric.with_adapters(own) if fabric.link is not None else fabric
-    is_in = has_accelerators(group) or not any(map(has_accelerators, stack.groups("compute")))
-    return fabric if is_in else None
 
 
 def check_names(stack: Stack) -> None:

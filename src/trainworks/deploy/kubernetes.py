@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.scheduler import SlurmAccount
 from trainworks.config.stack_parts.software import KubernetesBundle
-from trainworks.deploy.hardware import fabric_of, gpu_of, gres_kind, hardware_of
+from trainworks.deploy.hardware import gpu_of, gres_kind, hardware_of
 from trainworks.deploy.kueue import KUEUE_API
 from trainworks.jobs.formats.manifest import queue_of_team, to_yaml
 
@@ -245,7 +246,7 @@ def _network_values(stack: Stack) -> str:
     fabric = stack.fabric
     driver = fabric is not None and fabric.driver == "doca-ofed"
     why = "the role `fabric` installs DOCA-OFED" if driver else "the nodes use the driver of their kernel"
-    own = [found for group in stack.groups("compute") if (found := fabric_of(stack, group)) is not None]
+    own = [found for group in stack.groups("compute") if (found := group_fabric(stack, group)) is not None]
     devices = list(dict.fromkeys(device for each in own for device in each.devices))
     plugin = {"deploy": True, "resources": [{"name": "rails", "rdmaHcaMax": _RDMA_SHARES, "rdmaDevices": devices}]}
     lines = [

@@ -1,4 +1,4 @@
-"""What a group of nodes has of its own: packages of a driver, adapters, and files, as variables of Ansible."""
+"""What a group of nodes has of its own, as variables of Ansible: packages of its driver, and its adapters."""
 
 from __future__ import annotations
 
@@ -6,56 +6,21 @@ from collections.abc import Mapping
 
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator
-from trainworks.catalog.stack_cluster import node_of
+from trainworks.catalog.stack_cluster import group_fabric, node_of
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.software import GpuSoftware
 from trainworks.deploy import racks
-from trainworks.deploy.fabric.switches import ROCE
-from trainworks.deploy.hardware import fabric_of, gpu_of, has_nvswitch
-from trainworks.deploy.slurm_conf import node_scripts
-from trainworks.deploy.templating import render
-from trainworks.plan.network.nccl import ADDING_SWITCHES
+from trainworks.deploy.hardware import gpu_of, has_nvswitch
 
 NO_GROUP: Mapping[str, object] = {"gpu_driver_packages": [], "fabric_link": "", "slurm_group_files": []}
 """Variables of hosts that have neither GPUs nor rails nor jobs; those of a group override them."""
 
 
-def group_variables(stack: Stack, apt: bool) -> dict[str, Mapping[str, object]]:
-    """Variables of each group of compute nodes, by its name in the inventory."""
-    return {name: _variables(stack, name, group, apt) for name, group in _computing(stack).items()}
-
-
-def group_files(stack: Stack) -> dict[str, str]:
-    """Files of the roles `scheduler` and `fabric` that a group has of its own, by path."""
-    files: dict[str, str] = {}
-    for name, group in _computing(stack).items():
-        files |= {f"roles/scheduler/files/{name}/{file}": text for file, text in node_scripts(stack, group).items()}
-        files |= {f"roles/fabric/files/{name}/{file}": text for file, text in fabric_files(stack, group).items()}
-    return files
-
-
-def fabric_files(stack: Stack, group: NodeGroup) -> dict[str, str]:
-    """Files that name the adapters of a group, which NCCL, UCX and the scripts of RoCE read; empty without some."""
-    fabric, gpu = fabric_of(stack, group), gpu_of(stack, group)
-    if fabric is None or fabric.link is None:
-        return {}
-    names = ["nccl.conf", *(["ucx.conf", "mpi-check.sh"] if fabric.mpi is not None else [])]
-    names += ["roce-host.sh", "roce-check.sh"] if fabric.link == "roce" else []
-    ends = zip(fabric.interfaces, fabric.devices, strict=True) if fabric.link == "roce" else ()
-    pairs = " ".join(f"{interface}:{device}" for interface, device in ends)
-    has_cuda = fabric.mpi is not None and fabric.mpi.cuda and gpu is not None and gpu.vendor == "nvidia"
-    facts = {"fabric": fabric, "roce": ROCE, "adding_switches": ADDING_SWITCHES, "pairs": pairs, "has_cuda": has_cuda}
-    return {name: render(f"fabric/{name}", **facts) for name in names}
-
-
-def _computing(stack: Stack) -> dict[str, NodeGroup]:
-    return {name: group for name, group in stack.group_names.items() if "compute" in group.roles}
-
-
-def _variables(stack: Stack, name: str, group: NodeGroup, apt: bool) -> Mapping[str, object]:
-    gpu, fabric = gpu_of(stack, group), fabric_of(stack, group)
-    found: dict[str, object] = {"node_group": name, "slurm_group_files": list(node_scripts(stack, group))}
+def group_variables(stack: Stack, group: NodeGroup, apt: bool) -> Mapping[str, object]:
+    """Variables of a group of compute nodes: packages of its driver, and its rails."""
+    gpu, fabric = gpu_of(stack, group), group_fabric(stack, group)
+    found: dict[str, object] = {}
     if gpu is not None:
         found |= {
             "gpu_vendor": gpu.vendor,

@@ -9,19 +9,22 @@ from importlib.resources.abc import Traversable
 from typing import get_args
 
 from trainworks import __version__
+from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.software import ImageRecipe, SoftwareEnvironment
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
-from trainworks.deploy.hardware import architectures, system_of
+from trainworks.deploy.hardware import architectures, gpu_of, system_of
 from trainworks.deploy.kubernetes import bundle_files
-from trainworks.deploy.node_groups import NO_GROUP, group_files, group_variables
-from trainworks.deploy.slurm_conf import accounts_script, slurm_files, slurmdbd_template
+from trainworks.deploy.node_groups import NO_GROUP, group_variables
+from trainworks.deploy.slurm_conf import accounts_script, node_scripts, slurm_files, slurmdbd_template
 from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
+from trainworks.plan.network.nccl import ADDING_SWITCHES
 
 _HOMES = "/home"
 _INDEX = "https://download.pytorch.org/whl"
@@ -61,21 +64,41 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     files |= {f"roles/gpu/files/{name}": text for name, text in racks.imex_files(stack).items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
     files |= {f"roles/storage/files/{name}": text for name, text in file_systems.beegfs_files(stack).items()}
-    files |= (
-        group_files(stack)
-        | _fabric_files(stack)
-        | image_files(stack.images, locks)
-        | machine_image_files(stack)
-        | bundle_files(stack)
-    )
+    files |= _group_files(stack, system.packages == "apt") | _fabric_files(stack)
+    files |= image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in monitoring.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
     files |= {f"roles/storage/files/{host}/exports": text for host, text in file_systems.exports(stack).items()}
-    for name, variables in group_variables(stack, system.packages == "apt").items():
-        files[f"group_vars/{name}.yaml"] = to_yaml(variables)
     return dict(sorted(files.items()))
+
+
+def _group_files(stack: Stack, apt: bool) -> dict[str, str]:
+    """Variables of each group of compute nodes and its files of the roles `scheduler` and `fabric`, by path."""
+    files: dict[str, str] = {}
+    for name, group in stack.group_names.items():
+        if "compute" in group.roles:
+            scripts = node_scripts(stack, group)
+            own = {"node_group": name, "slurm_group_files": list(scripts), **group_variables(stack, group, apt)}
+            files |= {f"group_vars/{name}.yaml": to_yaml(own)}
+            files |= {f"roles/scheduler/files/{name}/{file}": text for file, text in scripts.items()}
+            files |= {f"roles/fabric/files/{name}/{file}": text for file, text in _adapter_files(stack, group).items()}
+    return files
+
+
+def _adapter_files(stack: Stack, group: NodeGroup) -> dict[str, str]:
+    """Files that name the adapters of a group, which NCCL, UCX and the scripts of RoCE read; empty without some."""
+    fabric, gpu = group_fabric(stack, group), gpu_of(stack, group)
+    if fabric is None or fabric.link is None:
+        return {}
+    names = ["nccl.conf", *(["ucx.conf", "mpi-check.sh"] if fabric.mpi is not None else [])]
+    names += ["roce-host.sh", "roce-check.sh"] if fabric.link == "roce" else []
+    ends = zip(fabric.interfaces, fabric.devices, strict=True) if fabric.link == "roce" else ()
+    pairs = " ".join(f"{interface}:{device}" for interface, device in ends)
+    has_cuda = fabric.mpi is not None and fabric.mpi.cuda and gpu is not None and gpu.vendor == "nvidia"
+    facts = {"fabric": fabric, "roce": ROCE, "adding_switches": ADDING_SWITCHES, "pairs": pairs, "has_cuda": has_cuda}
+    return {name: render(f"fabric/{name}", **facts) for name in names}
 
 
 def _fabric_files(stack: Stack) -> dict[str, str]:

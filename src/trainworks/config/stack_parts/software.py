@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints, model_validator
 
-from trainworks.config.autoscale import ConfigPath, DnsName, Name
+from trainworks.config.autoscale import DnsName, Name
 from trainworks.config.quantities import SizeBytes
-from trainworks.config.spec import FieldError, Spec
+from trainworks.config.spec import ConfigPath, FieldError, Spec
 from trainworks.config.stack_parts.words import Folder, Requirement, Version
 
 ImageDigest = Annotated[

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import node
-from trainworks.catalog.stack_cluster import fabric_design, joined_nodes
+from trainworks.catalog.stack_cluster import fabric_design, group_fabric, joined_nodes
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.fabric import NodeAdapters
 from trainworks.config.stack_parts.nodes import NodeGroup
-from trainworks.deploy.hardware import fabric_of
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.plan.network.cables import nodes_by_leaf
 from trainworks.plan.network.design import NetworkDesign, design_network
@@ -59,7 +58,7 @@ def joined_groups(stack: Stack) -> list[NodeGroup]:
     if fabric is None or fabric_design(stack) is None:
         return []
     adapters = (fabric.link, len(fabric.devices))
-    found = [(group, fabric_of(stack, group)) for group in stack.groups("compute")]
+    found = [(group, group_fabric(stack, group)) for group in stack.groups("compute")]
     return [group for group, own in found if own is not None and (own.link, len(own.devices)) == adapters]
 
 
@@ -82,7 +81,7 @@ def design_of_fabric(stack: Stack) -> NetworkDesign:
         ArgumentError: the network has a single compute node, or some nodes have another number of adapters.
     """
     first = joined_groups(stack)
-    others = [each for each in stack.groups("compute") if each not in first and fabric_of(stack, each) is not None]
+    others = [each for each in stack.groups("compute") if each not in first and group_fabric(stack, each) is not None]
     if others:
         message = f"`{others[0].label}` has other adapters than the stack, and the text of switches is for one number"
         raise ArgumentError(message, argument="fabric.switches", hint="write `switches: none`")

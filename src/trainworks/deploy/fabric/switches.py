@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
+from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
 from trainworks.deploy.fabric.network import design_of_fabric
-from trainworks.deploy.hardware import fabric_of
 from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
 from trainworks.plan.network.addresses import rail_addresses, switch_address
@@ -100,7 +100,7 @@ def rails(stack: Stack) -> list[Rail]:
     """
     fabric = stack.fabric
     assert fabric is not None and fabric.network is not None
-    own = {group.hosts: fabric_of(stack, group) for group in stack.groups("compute")}
+    own = {group.hosts: group_fabric(stack, group) for group in stack.groups("compute")}
     ends = [
         (host, *end)
         for group in stack.groups("compute")
