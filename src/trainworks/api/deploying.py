@@ -17,7 +17,7 @@ from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.inventory import complaints, groups_of, hosts_behind, inventory_yaml, read_hosts
 from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
-from trainworks.deploy.project import exporter_options, project_files
+from trainworks.deploy.project import exporters, project_files
 from trainworks.deploy.redfish import BmcLogin, BmcReport, read_bmcs
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.verification import ClusterVerification, probe, verify
@@ -145,7 +145,7 @@ def _monitoring(stack: Stack) -> dict[str, str]:
     files = render_monitoring(setup, notify=silent)
     groups = {name: group.roles for group in stack.nodes for name in group.names}
     every = target_files(groups)
-    own = target_files(name for name, roles in groups.items() if exporter_options(roles))
+    own = target_files(exporters(stack))
     files |= {
         "node.targets.json": every["node.targets.json"],
         "trainworks.targets.json": own["trainworks.targets.json"],
@@ -189,7 +189,7 @@ def apply_stack(
     _write_project(path, into)
     if dry_run:
         return run_playbook(into, limit=limit, dry_run=True, on_result=on_result)
-    (controller,) = stack.hosts("controller")
+    controller = next(iter(stack.hosts("controller")))
     rollout = Rollout(controller, _AnsibleNodes(into, on_result), on_step, wait_s)
     return rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
 

@@ -201,6 +201,8 @@ class Processor(Frozen):
     memory_channels: int
     launched: int
     power_w: float
+    architecture: Literal["x86_64", "aarch64"] = "x86_64"
+    """Instructions that its programs are compiled for, as `uname -m` prints them."""
 
 
 class Storage(Frozen):

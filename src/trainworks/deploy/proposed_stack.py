@@ -50,7 +50,7 @@ def proposed_stack(
     """
     if cluster.node is None or cluster.accelerator.vendor != "NVIDIA":
         raise UsageError(
-            f"a stack file is for nodes with GPUs of NVIDIA, and `{cluster.name}` has {cluster.accelerator.name}",
+            f"a stack is proposed for GPUs of NVIDIA, and `{cluster.name}` has {cluster.accelerator.name}",
             hint="describe nodes such as `4 nodes of DGX H100`",
         )
     if cluster.num_nodes > MOST_NODES:

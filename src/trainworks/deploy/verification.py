@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainworks.config.stack import Stack
-from trainworks.deploy.file_systems import is_mounted_as, mounted_as, unit_name
-from trainworks.deploy.hardware import gres_of, hardware_of
+from trainworks.config.stack_parts.nodes import NodeGroup
+from trainworks.deploy.file_systems import exports, is_mounted_as, mounted_as, unit_name
+from trainworks.deploy.hardware import gpu_of, gres_of, hardware_of
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.project import exporter_options
+from trainworks.deploy.project import exporters
 from trainworks.deploy.rollout import HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
 from trainworks.results import Result
@@ -84,10 +85,11 @@ def probe(stack: Stack) -> str:
     if stack.scratch is not None:
         at = shlex.quote(stack.scratch.at)
         lines.append(f'say mount {at} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE --mountpoint {at})"')
-    if stack.gpu is not None:
-        query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | sort -u"
-        lines.append(f'say driver "" "$({query})"')
     lines += [
+        'say driver nvidia "$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | sort -u)"',
+        'say driver amd "$(cut -d- -f1 /opt/rocm/.info/version 2> /dev/null)"',
+        "if systemctl -q is-active slurmctld; then scontrol ping 2> /dev/null "
+        "| sed -n 's/^Slurmctld(\\([a-z]*\\)[^)]*) at \\([^ ]*\\) is \\([A-Z]*\\).*/controller\\t\\2\\t\\1 \\3/p'; fi",
         "if systemctl -q is-active slurmctld; then sinfo --noheader --Node --format='node\t%N\t%T|%G' | sort -u; fi",
         f"if systemctl -q is-active prometheus; then {_TARGETS}; fi",
         "if [ -e /etc/slurm/prolog.sh ] && systemctl -q is-active slurmd; then",
@@ -107,17 +109,16 @@ def services_of(stack: Stack, host: str) -> list[str]:
     if "database" in roles and stack.slurm.accounting:
         services += ["mariadb", "slurmdbd"]
     services += ["slurmctld"] * ("controller" in roles) + ["slurmd"] * ("compute" in roles)
-    if "storage" in roles and any(mount.server == host for mount in stack.mounts):
+    if host in exports(stack):
         services.append("nfs-server")
     if stack.monitoring is not None:
         services.append("prometheus-node-exporter")
-        services += ["trainworks-exporter"] * bool(exporter_options(roles))
+        services += ["trainworks-exporter"] * (host in exporters(stack))
         services += ["prometheus", "prometheus-alertmanager"] * ("monitoring" in roles)
         services += ["grafana-server"] * (stack.monitoring.grafana and "monitoring" in roles)
     services += [unit_name(mount.at) for mount in stack.mounts if mount.server != host]
-    if "compute" in roles and stack.gpu is not None:
-        services.append("nvidia-persistenced")
-    return services
+    gpu = gpu_of(stack, _group(stack, host))
+    return services + ["nvidia-persistenced"] * (gpu is not None and gpu.vendor == "nvidia")
 
 
 def verify(stack: Stack, slurm_conf: str, answers: Mapping[str, Answer]) -> ClusterVerification:
@@ -168,6 +169,10 @@ class _Expected:
             yield from self._compute(host, facts)
         if "controller" in roles:
             yield from self._nodes(host, facts.get("node", {}))
+            several = list(self.stack.hosts("controller"))
+            for place, name in enumerate(several if len(several) > 1 else []):
+                wanted = "backup UP" if place else "primary UP"
+                yield _verdict(host, f"controller {name}", facts.get("controller", {}).get(name, ""), wanted)
         if "monitoring" in roles and self.stack.monitoring is not None:
             yield from self._targets(host, facts.get("target", {}))
 
@@ -200,8 +205,9 @@ class _Expected:
 
     def _compute(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
         yield _verdict(host, "health", facts.get("health", {}).get("", "was not run"), "passes")
-        if self.stack.gpu is not None:
-            found, driver = facts["driver"][""], self.stack.gpu.driver
+        gpu = gpu_of(self.stack, _group(self.stack, host))
+        if gpu is not None:
+            found, driver = facts["driver"][gpu.vendor], str(gpu.driver or gpu.rocm)
             yield _verdict(host, "driver", found, driver, f"{found}.".startswith(f"{driver}."))
 
     def _nodes(self, host: str, nodes: Mapping[str, str]) -> Iterator[NodeVerdict]:
@@ -216,8 +222,8 @@ class _Expected:
 
     def _targets(self, host: str, targets: Mapping[str, str]) -> Iterator[NodeVerdict]:
         """Prometheus reaches the exporters of every host."""
-        for name, roles in _hosts(self.stack).items():
-            for job in ("node", "trainworks") if exporter_options(roles) else ("node",):
+        for name in _hosts(self.stack):
+            for job in ("node", "trainworks") if name in exporters(self.stack) else ("node",):
                 health = targets.get(f"{job} {name}:{EXPORTER_PORTS[job]}", "no target")
                 yield _verdict(host, f"target {job} of {name}", health, "up")
 
@@ -225,6 +231,10 @@ class _Expected:
 def _verdict(host: str, check: str, found: str, expected: str, good: bool | None = None) -> NodeVerdict:
     is_good = found == expected if good is None else good
     return NodeVerdict(host, check, "pass" if is_good else "fail", found or "nothing", expected)
+
+
+def _group(stack: Stack, host: str) -> NodeGroup:
+    return next(group for group in stack.nodes if host in group.names)
 
 
 def _hosts(stack: Stack) -> dict[str, frozenset[str]]:

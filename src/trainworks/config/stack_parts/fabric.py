@@ -42,6 +42,22 @@ class FabricDesign(Spec):
     """Places for nodes that a fabric manager takes."""
 
 
+class NodeAdapters(Spec):
+    """Adapters of one group of nodes in the stack's network; `none` in its place leaves them as they are."""
+
+    link: Literal["infiniband", "roce", "none"] | None = None
+    """Kind of the adapters; by default that of the stack."""
+    devices: tuple[InterfaceName, ...] = ()
+    """RDMA devices in the order of their rails; by default those of the stack."""
+    interfaces: tuple[InterfaceName, ...] = ()
+    """With `roce`: network interfaces of these devices; by default those of the stack."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_a_word(cls, value: object) -> object:
+        return {"link": "none"} if value == "none" else value
+
+
 class Fabric(Spec):
     """Adapters of the compute nodes, their driver, and the switches between them."""
 
@@ -71,6 +87,25 @@ class Fabric(Spec):
     switches: Literal["cumulus", "eos", "none"] = "cumulus"
     """With `roce`: what the switches run, NVIDIA Cumulus with NVUE or Arista EOS; `none` writes no text for them."""
     mpi: MpiJobs | None = None
+
+    def with_adapters(self, own: NodeAdapters) -> Fabric:
+        """The same network with the adapters of a group.
+
+        Raises:
+            FieldError: they do not fit this network.
+        """
+        link = own.link if own.link in ("infiniband", "roce") else self.link
+        devices = own.devices or self.devices
+        interfaces = (own.interfaces or self.interfaces) if link == "roce" else ()
+        if link is None or (link == "roce" and self.link != "roce"):
+            hint = f"write `link: {own.link or 'infiniband'}` into the `fabric` of the stack"
+            raise FieldError("adapters of a group need the `fabric` of the stack, of their kind", hint=hint)
+        if link == "roce" and len(interfaces) != len(devices):
+            message = f"{len(devices)} devices of a group have {len(interfaces)} interfaces"
+            raise FieldError(message, hint="name an interface for each device")
+        if len(set(devices)) != len(devices) or len(set(interfaces)) != len(interfaces):
+            raise FieldError("a device or an interface is there twice", hint="keep one of them")
+        return self.model_copy(update={"link": link, "devices": devices, "interfaces": interfaces})
 
     @model_validator(mode="after")
     def _a_link_or_a_design(self) -> Fabric:

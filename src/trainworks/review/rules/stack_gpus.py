@@ -1,4 +1,4 @@
-"""TW744 to TW748: stack files: kernel modules, wheels, Python and operators against the GPUs and the system."""
+"""TW745 to TW748: stack files: wheels, Python and operators against the GPUs and the system."""
 
 from __future__ import annotations
 
@@ -21,13 +21,6 @@ slurm: {{release: "26.05"}}
 environments:
   - {{name: torch, torch: "{torch}", cuda: "{cuda}"}}
 """
-_TWO_KINDS = """os: Ubuntu 24.04
-nodes:
-  - {{hosts: "old[1-4]", hardware: {{accelerators: "v100:8"}}, roles: [compute]}}
-  - {{hosts: "new[1-4]", hardware: {{accelerators: "{new}:8"}}, roles: [compute]}}
-gpu: {{driver: "580"}}
-slurm: {{release: "26.05"}}
-"""
 _OPERATOR = """os: Ubuntu 24.04
 nodes:
   - {{hosts: "gpu[1-4]", machine: DGX B200, roles: [compute]}}
@@ -35,25 +28,6 @@ gpu: {{driver: "580"}}
 slurm: {{release: "26.05"}}
 kubernetes: {{gpu_operator: {operator}}}{comment}
 """
-
-
-@stack_rule(
-    "TW744",
-    "The GPUs need different kernel modules",
-    why="A driver has two kernel modules. The open one does not know GPUs before Turing, and Blackwell runs with no "
-    "other; the nodes of a stack get one of them.",
-    fix="Give each of the two kinds of nodes a stack file of its own.",
-    source="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/kernel-modules.html",
-    bad=_TWO_KINDS.format(new="b200"),
-    good=_TWO_KINDS.format(new="h100"),
-)
-def two_modules(file: ReviewedFile) -> Iterator[Problem]:
-    """GPU generations of the nodes of which one knows the open module alone, and another the proprietary one."""
-    by_module = {found.kernel_module: found.name for found in generations(file) if found.kernel_module}
-    if len(by_module) == 2:
-        for driver in scalars(file.stack, "gpu", "driver"):
-            needs = " and ".join(f"{name} needs the {module} module" for module, name in sorted(by_module.items()))
-            yield flag(driver, f"one driver cannot serve all nodes: {needs}")
 
 
 @stack_rule(
