@@ -241,7 +241,7 @@ def _described(group: Sequence[InventoryHost]) -> tuple[dict[str, object], dict[
     like = known and found and known.model_copy(update={"accelerators": None, "memory": found.memory})
     is_known = known and found and found == like and abs(found.memory / known.memory - 1) < _MEMORY_MARGIN
     if found is not None and not is_known:
-        plain = found.model_dump(exclude={"accelerators"}) | {"memory": f"{found.memory // 2**30} GiB"}
+        plain = found.model_dump(exclude={"accelerators", "gpu_cores"}) | {"memory": f"{found.memory // 2**30} GiB"}
         named = {"accelerators": f"{accelerator}:{count}"} if accelerator and not first.machine else {}
         data["hardware"] = plain | named
     return data, marks
