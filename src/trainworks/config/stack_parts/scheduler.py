@@ -141,7 +141,8 @@ class SlurmScheduler(Spec):
             raise FieldError("`qos` and `accounts` are kept by slurmdbd", hint="remove `accounting: false`")
         known = {"normal", *(each.name for each in self.qos)}
         wanted = [name for qos in self.qos for name in qos.preempts]
-        wanted += [name for each in (*self.accounts, *self.partitions) for name in each.qos]
+        wanted += [name for account in self.accounts for name in account.qos]
+        wanted += [name for partition in self.partitions for name in partition.qos]
         if missing := [name for name in wanted if name not in known]:
             raise FieldError(f"no QOS `{missing[0]}`", hint="add it to `slurm.qos`")
         above = ["root"]
