@@ -11,9 +11,19 @@ from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
+from trainworks.deploy.delivered import AppliedHosts, delivered_files
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
-from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
+from trainworks.deploy.playbook import (
+    SITE,
+    Answer,
+    Playbook,
+    PlaybookRun,
+    TaskResult,
+    hosts_of,
+    run_command,
+    run_playbook,
+)
 from trainworks.deploy.project import exporter_options, project_files
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.verification import ClusterVerification, probe, verify
@@ -41,7 +51,7 @@ def check_stack(path: Path | str) -> ReviewReport:
     >>> [finding.rule for finding in check_stack("examples/cluster/stack.yaml").findings]
     []
     """
-    _, source = _read(Path(path))
+    _, source = read_stack(Path(path))
     return ReviewReport(check_text(source.text, selected_rules(_RULES, ()), name=source.name), 1)
 
 
@@ -58,7 +68,7 @@ def render_stack(path: Path | str) -> dict[str, str]:
     >>> "roles/scheduler/files/slurm.conf" in render_stack("examples/cluster/stack.yaml")
     True
     """
-    stack, source = _read(Path(path))
+    stack, source = read_stack(Path(path))
     wrong = [
         UsageError(f"the stack cannot be installed ({each.rule}): {each.message}", place=each.place, hint=each.fix)
         for each in check_stack(path).findings
@@ -120,13 +130,16 @@ def apply_stack(
         RunFileError: as `render_stack`.
         EnvironmentProblem: Ansible is not installed, or it reached no host.
     """
-    stack, _ = _read(Path(path))
-    _write_project(path, into)
+    stack, _ = read_stack(Path(path))
+    write_project(path, into)
     if dry_run:
         return run_playbook(into, limit=limit, dry_run=True, on_result=on_result)
     (controller,) = stack.hosts("controller")
-    rollout = Rollout(controller, _AnsibleNodes(into, on_result), on_step, wait_s)
-    return rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
+    rollout = Rollout(controller, AnsibleNodes(into, on_result), on_step, wait_s)
+    done = rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
+    if not done.failed:
+        AppliedHosts.read(into).write(into, stack, new={host.host for host in done.hosts})
+    return done
 
 
 def verify_stack(path: Path | str, into: Path, *, limit: str | None = None) -> ClusterVerification:
@@ -142,28 +155,40 @@ def verify_stack(path: Path | str, into: Path, *, limit: str | None = None) -> C
         RunFileError: as `render_stack`.
         EnvironmentProblem: Ansible is not installed, or it reached no host.
     """
-    stack, _ = _read(Path(path))
-    files = _write_project(path, into)
+    stack, _ = read_stack(Path(path))
+    files = write_project(path, into)
     hosts = [name for group in stack.nodes for name in group.names] if limit is None else hosts_of(into, limit)
-    return verify(stack, files["roles/scheduler/files/slurm.conf"], run_command(into, hosts, probe(stack)))
+    delivered = delivered_files(stack, files, secrets_of(into))
+    paths = sorted({path for each in delivered.values() for path in each})
+    return verify(stack, delivered, run_command(into, hosts, probe(stack, paths)))
+
+
+def secrets_of(into: Path) -> dict[str, bytes]:
+    """Each secret of a project, by its name; empty before the first apply."""
+    folder = into / "secrets"
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
 @dataclass(frozen=True, slots=True)
-class _AnsibleNodes:
+class AnsibleNodes:
     """Nodes that Ansible reaches over ssh."""
 
     project: Path
     on_result: Callable[[TaskResult], None]
+    playbook: Playbook = SITE
 
     def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
+        """Run the playbook on these hosts."""
         report = (lambda result: None) if dry_run else self.on_result
-        return run_playbook(self.project, limit=",".join(hosts), dry_run=dry_run, on_result=report)
+        return run_playbook(self.project, self.playbook, limit=",".join(hosts), dry_run=dry_run, on_result=report)
 
     def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+        """Run a command of bash as root on these hosts."""
         return run_command(self.project, hosts, command)
 
 
-def _write_project(path: Path | str, into: Path) -> dict[str, str]:
+def write_project(path: Path | str, into: Path) -> dict[str, str]:
+    """Render a stack to a folder; the files by path."""
     files = render_stack(path)
     for name, text in files.items():
         (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +208,7 @@ def _locks(stack: Stack, folder: Path) -> dict[str, str]:
     return found
 
 
-def _read(path: Path) -> tuple[Stack, Source]:
+def read_stack(path: Path) -> tuple[Stack, Source]:
     """A stack file whose names the catalogue has."""
     with explaining_names():
         stack, source = load_stack(path)

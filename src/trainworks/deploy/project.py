@@ -53,7 +53,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         "inventory.yaml": to_yaml(inventory(stack)),
         "group_vars/all.yaml": to_yaml(_variables(stack, system.packages == "apt", slurm, monitoring)),
         "cloud-init/user-data.yaml": cloud_init(stack),
-        ".gitignore": "# the key of munge and the password of the database\nsecrets/\n",
+        ".gitignore": "# the key of munge, passwords, and dumps of the database\nsecrets/\nbackups/\n",
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/gpu/files/{name}": text for name, text in racks.imex_files(stack).items()}
@@ -184,6 +184,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         "scratch_at": stack.scratch.at if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
         "slurm_packages": _slurm_packages(stack, apt),
+        "slurm_release": stack.slurm.release,
         "slurm_files": list(slurm),
         "slurm_database_password": _drawn("slurm_database"),
         "database_packages": ["mariadb-server"],
