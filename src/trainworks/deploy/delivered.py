@@ -159,7 +159,7 @@ class AppliedHosts:
 
     def write(self, project: Path, stack: Stack, *, new: Collection[str] = (), gone: Collection[str] = ()) -> None:
         """Record hosts that got a stack, and forget others."""
-        hosts = self.hosts | {name: each for name, each in _hosts_of(stack).items() if name in new}
+        hosts = {**self.hosts, **{name: each for name, each in _hosts_of(stack).items() if name in new}}
         record = {name: asdict(each) for name, each in sorted(hosts.items()) if name not in gone}
         write_atomic(project / "applied.json", json.dumps(record, indent=2) + "\n")
 

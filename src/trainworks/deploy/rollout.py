@@ -161,7 +161,7 @@ class Rollout:
     def joined(self, names: Sequence[str]) -> str:
         """Wait until new nodes answer the scheduler; what is wrong, if they do not."""
         answering = (
-            f"sinfo --noheader --Node --nodes={','.join(names)} --format=%N,%T | sort -u | grep -cvE '[*]|unk|down'"
+            f"sinfo --noheader --Node --nodes={','.join(names)} --format=%N,%T | sort -u | grep -cvE ',unk|,down|[*]'"
         )
         waiting = f'until [ "$({answering})" = {len(names)} ]; do sleep 2; done'
         answer = self._ask(f"timeout {_JOIN_S} bash -c {shlex.quote(waiting)}")
