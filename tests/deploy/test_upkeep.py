@@ -12,10 +12,10 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.deploy.test_rollout import FakeNodes
-from trainworks.api import deploying, upkeep
-from trainworks.api.deploying import read_stack
-from trainworks.api.upkeep import Upkeep
+from trainworks.api import deploying
+from trainworks.api.deploying import Upkeep
 from trainworks.cli.app import app
+from trainworks.config.stack import load_stack
 from trainworks.deploy.delivered import AppliedHosts
 from trainworks.deploy.playbook import SITE, Answer, HostCounts, Playbook, PlaybookRun
 from trainworks.deploy.rollout import BatchStep
@@ -61,8 +61,7 @@ class FakeCluster(FakeNodes):
 def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     """The nodes of the example, in place of Ansible."""
     fake = FakeCluster()
-    for module in (upkeep, deploying):
-        monkeypatch.setattr(module, "run_playbook", fake.play)
+    monkeypatch.setattr(deploying, "run_playbook", fake.play)
     monkeypatch.setattr(deploying, "run_command", fake.answer)
     return fake
 
@@ -73,7 +72,7 @@ def keeping(folder: Path, nodes: str = "gpu[01-04]", steps: list[BatchStep] | No
     stack.write_text(EXAMPLE.read_text().replace("gpu[01-04]", nodes))
     project = folder / "project"
     project.mkdir(exist_ok=True)
-    before, _ = read_stack(EXAMPLE)
+    before, _ = load_stack(EXAMPLE)
     names = [name for group in before.nodes for name in group.names]
     if not (project / "applied.json").exists():
         AppliedHosts({}).write(project, before, new=names)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from trainworks.config.stack import Stack
 from trainworks.deploy import file_systems, racks
-from trainworks.deploy.project import exporter_options
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
@@ -65,6 +64,19 @@ class DeliveredFile:
             (f"{key} {is_[:12]}", f"{key} {wanted[:12]}") for key, is_, wanted in pairs if wanted not in (is_, None)
         ]
         return ", ".join(one for one, _ in wrong), ", ".join(other for _, other in wrong)
+
+
+def exporter_options(roles: Collection[str]) -> str:
+    """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
+
+    The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
+    """
+    collected = [
+        *(["runs", "queue"] if "controller" in roles else []),
+        *(["gpus", "health"] if "compute" in roles else []),
+    ]
+    slurm = " --cluster slurm" if "controller" in roles else ""
+    return f"--collect {','.join(collected)}{slurm}" if collected else ""
 
 
 def delivered_files(
@@ -167,7 +179,7 @@ class AppliedHosts:
         """Refuse to add, remove or replace nodes where the stack does not say just that beside this record.
 
         Raises:
-            UsageError: as said, or nothing was applied yet, or a host is no compute node.
+            UsageError: as said, or nothing was applied yet, or a host has other roles.
         """
         wanted, applied, same = _hosts_of(stack), self.hosts, set(asked)
         if not applied:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import get_args
@@ -16,6 +16,7 @@ from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.software import ImageRecipe
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
+from trainworks.deploy.delivered import exporter_options
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
 from trainworks.deploy.hardware import has_nvswitch, system_of
 from trainworks.deploy.kubernetes import bundle_files
@@ -108,19 +109,6 @@ def open_sm_files(place: int) -> dict[str, str]:
     """Files of /etc/opensm of a manager by name; the one at `place` 0 is the master."""
     conf = render("fabric/opensm.conf", priority=_HIGHEST_PRIORITY - place)
     return {"opensm.conf": conf, "partitions.conf": render("fabric/partitions.conf")}
-
-
-def exporter_options(roles: Collection[str]) -> str:
-    """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
-
-    The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
-    """
-    collected = [
-        *(["runs", "queue"] if "controller" in roles else []),
-        *(["gpus", "health"] if "compute" in roles else []),
-    ]
-    slurm = " --cluster slurm" if "controller" in roles else ""
-    return f"--collect {','.join(collected)}{slurm}" if collected else ""
 
 
 def inventory(stack: Stack) -> Mapping[str, object]:

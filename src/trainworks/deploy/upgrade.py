@@ -23,7 +23,7 @@ from trainworks.results import Result
 _OLDER = ((20, 2), (20, 11))
 """Major releases of Slurm that the catalogue has no row of, between those that it has."""
 _FIRST_OF_THREE = (24, 11)
-"""From this release on, Slurm reads what the three releases before it wrote; older ones two."""
+"""The first release of Slurm that reads what the three releases before it wrote; older ones read two."""
 _FAMILIES = {"Slurm": ("slurm", "libslurm"), "driver": ("nvidia", "libnvidia", "cuda-drivers")}
 """How the names of a part's packages begin."""
 Facts = Mapping[str, Mapping[str, str]]
@@ -132,7 +132,7 @@ def check_slurm(old: str, new: str, host: str) -> None:
 
 
 def _check_kernel(old: str, new: str, host: str) -> None:
-    """Refuse a kernel that is no name of a package, and an older one, which the boot loader would not choose."""
+    """Refuse a kernel that names no package, and an older one, which the boot loader would not choose."""
     if not re.search(r"-.*[A-Za-z]", new):
         message = f"{host} runs the kernel {old}, and `{new}` names no package"
         raise UsageError(message, hint='write what `uname -r` is to print: `fabric: {kernel: "6.8.0-60-generic"}`')
@@ -143,10 +143,10 @@ def _check_kernel(old: str, new: str, host: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class UpgradeRecord:
-    """What the hosts of an upgrade had before, and which of its steps were taken, so that it goes on after a kill."""
+    """What the hosts of an upgrade had before, and which of its steps were taken: after a kill, it begins there."""
 
     name: str
-    """Of the copies of database and state."""
+    """Name of the copies of database and state."""
     wanted: Mapping[str, str]
     packages: Mapping[str, Mapping[str, str]]
     """Versions of the packages before, by host and name."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainworks.config.stack import Stack
-from trainworks.deploy.delivered import DeliveredFile
+from trainworks.deploy.delivered import DeliveredFile, exporter_options
 from trainworks.deploy.file_systems import is_mounted_as, mounted_as, unit_name
 from trainworks.deploy.hardware import gres_of, hardware_of
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.project import exporter_options
 from trainworks.deploy.rollout import HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
 from trainworks.results import Result

@@ -74,7 +74,7 @@ def deploy_command(
     `rotate munge`, `exporter-token` or `database` draws a new secret, and takes the old one back if it does not work.
     """
     _check_options(step, names, limit, bench, full=full, dry_run=dry_run)
-    from trainworks.api.deploying import apply_stack, check_stack, render_stack
+    from trainworks.api.deploying import Upkeep, apply_stack, check_stack, render_stack
 
     if step == "check":
         report = check_stack(stack_file)
@@ -90,8 +90,6 @@ def deploy_command(
         on_result = _print_result if not as_json else lambda result: None
         on_step = _print_step if not as_json else lambda step: None
         if step in get_args(_UpkeepStep):
-            from trainworks.api.upkeep import Upkeep
-
             upkeep = Upkeep(stack_file, into, wait_s, on_result, on_step, batch)
             if dry_run:
                 return show(upkeep.plan_upgrade(), as_json=as_json)
