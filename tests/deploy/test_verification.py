@@ -19,7 +19,7 @@ from trainworks.config.stack_parts.storage import SharedMount
 from trainworks.deploy.delivered import DeliveredFile, delivered_files
 from trainworks.deploy.file_systems import is_mounted_as, mount_units, mounted_as
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.verification import ClusterVerification, probe, services_of, verify
+from trainworks.deploy.verification import ClusterVerification, facts_of, probe, services_of, verify
 
 EXAMPLE = "examples/cluster-demo/stack.yaml"
 STACK, _ = load_stack(Path(EXAMPLE))
@@ -176,3 +176,19 @@ def test_the_command_prints_differences_first(
         golden("deploy_verify.txt", done.stdout)
     as_json = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(as_json.stdout)["failed"] is bool(code)
+
+
+def test_a_host_says_its_packages_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "a\\x2db.mount"
+    file.write_text("text\n")
+    file.chmod(0o604)
+    program = tmp_path / "dpkg-query"
+    program.write_text("#!/bin/sh\nprintf 'ii  slurmd 22.05-1\\nhi  nvidia-a 1\\nrc  nvidia-b 2\\nun  slurm \\n'\n")
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = probe(STACK, [str(file), str(tmp_path / "missing")])
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    facts = facts_of(done.stdout)
+    assert facts["package"] == {"slurmd": "22.05-1", "nvidia-a": "1"}
+    (found,) = facts["file"].values()
+    assert found.startswith(hashlib.sha256(b"text\n").hexdigest() + " 604 ")

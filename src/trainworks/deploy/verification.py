@@ -56,12 +56,14 @@ for t in targets: print("target", t["labels"]["job"] + " " + t["labels"]["instan
 '"""
 
 
-_FILE = 'say file $each "$(sha256sum < $each | cut -c 1-64) $(stat --format="%a %U:%G" $each)"'
-_PACKAGES = """if command -v dpkg-query > /dev/null; then
-    dpkg-query --show --showformat 'package\t${Package}\t${Version}\n' 'slurm*' 'libslurm*' '*nvidia*' 'cuda-drivers*'
-else rpm --query --all --queryformat 'package\t%{NAME}\t%{VERSION}-%{RELEASE}\n' 'slurm*' '*nvidia*'
-fi 2> /dev/null | awk -F '\t' '$3 != ""'"""
-"""Packages of Slurm and of the driver; dpkg also lists some that are not installed, without a version."""
+_FILE = 'say file "$each" "$(sha256sum < "$each" | cut -c 1-64) $(stat --format="%a %U:%G" "$each")"'
+_PACKAGES = r"""if command -v dpkg-query > /dev/null; then
+    dpkg-query --show --showformat '${db:Status-Abbrev} ${Package} ${Version}\n' {,lib}slurm\* \*nvidia\* cuda-drivers\*
+else rpm --query --all --queryformat 'ii %{NAME} %{VERSION}-%{RELEASE}\n' slurm\* \*nvidia\*
+fi 2> /dev/null | while read -r state name version; do
+    if [[ $state == ?i ]]; then say package "$name" "$version"; fi
+done"""
+"""Packages of Slurm and of the driver; dpkg also lists some that were removed, or were never installed."""
 
 
 def probe(stack: Stack, paths: Collection[str]) -> str:
@@ -82,7 +84,7 @@ def probe(stack: Stack, paths: Collection[str]) -> str:
         'say munge "" "$decoded"',
         'say kernel "" "$(uname -r)"',
         _PACKAGES,
-        f"for each in {shlex.join(paths)}; do if [ -e $each ]; then {_FILE}; fi; done",
+        f'for each in {shlex.join(paths)}; do if [ -e "$each" ]; then {_FILE}; fi; done',
     ]
     lines += [
         f'say mount {shlex.quote(mount.at)} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE '
