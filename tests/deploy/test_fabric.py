@@ -248,7 +248,7 @@ def test_a_problem_of_the_fabric_has_its_place(tmp_path: Path, old: str, new: st
     ("old", "new", "rule"),
     [
         ('kernel: "6.8"', 'kernel: "6.14"', "TW741"),
-        ('release: "26.05"\n  pmix: "5.0"', 'release: "22.05"\n  pmix: "5.0"', "TW742"),
+        ('release: "26.05"\n  pmix: "5.0"', 'release: "21.08"\n  pmix: "5.0"', "TW742"),
         ('pmix: "5.0"', 'pyxis: "25.11"', "TW743"),
     ],
 )

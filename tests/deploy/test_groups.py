@@ -160,7 +160,7 @@ def test_verify_knows_the_backup_controller_and_the_driver_of_each_group() -> No
         lines += [f"service\t{name}\tactive" for name in services_of(STACK, host)]
         lines += ["controller\tctl1\tprimary UP", "controller\tctl2\tbackup DOWN"]
         answers[host] = Answer(0, "\n".join(lines) + "\n")
-    verdicts = verify(STACK, "", answers).verdicts
+    verdicts = verify(STACK, dict.fromkeys(hosts, {}), answers).verdicts
     found = {(each.host, each.check): each.outcome for each in verdicts}
     assert (found["ctl1", "controller ctl1"], found["ctl1", "controller ctl2"]) == ("pass", "fail")
     drivers = {host: outcome for (host, check), outcome in found.items() if check == "driver"}
@@ -175,7 +175,7 @@ def test_the_probe_reads_what_slurm_says_of_its_controllers(tmp_path: Path) -> N
     (tmp_path / "systemctl").write_text("#!/bin/sh\n[ $3 = slurmctld ]\n")
     for name in ("scontrol", "systemctl"):
         (tmp_path / name).chmod(0o755)
-    line = next(line for line in probe(STACK).splitlines() if "scontrol ping" in line)
+    line = next(line for line in probe(STACK, []).splitlines() if "scontrol ping" in line)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(["bash", "-c", line], env=environment, capture_output=True, text=True, check=True)
     assert facts_of(done.stdout)["controller"] == {"ctl1": "primary UP", "ctl2": "backup DOWN"}

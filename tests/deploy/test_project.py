@@ -65,9 +65,11 @@ def test_slurm_and_storage_have_a_reason_for_each_line_that_is_not_obvious(proje
     golden("deploy_files.txt", "\n".join(f"# --- {name}\n{(project / name).read_text()}" for name in names))
 
 
-def test_ansible_accepts_the_playbook_and_the_inventory(project: Path, tmp_path: Path) -> None:
+def test_ansible_accepts_the_playbooks_and_the_inventory(project: Path, tmp_path: Path) -> None:
     environment = os.environ | {"ANSIBLE_HOME": str(tmp_path), "ANSIBLE_NOCOLOR": "1"}
-    command = [ANSIBLE, "--syntax-check", "site.yaml"]
+    playbooks = sorted({path.name for path in project.glob("*.yaml")} - {"inventory.yaml"})
+    assert {"site.yaml", "backup.yaml", "restore.yaml", "rotate.yaml", "remove.yaml"} <= set(playbooks)
+    command = [ANSIBLE, "--syntax-check", *playbooks]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr

@@ -30,14 +30,17 @@ def group_variables(stack: Stack, group: NodeGroup, apt: bool) -> Mapping[str, o
             "gpu_imex_packages": _imex_packages(stack, group, gpu, apt),
         }
     if fabric is not None and fabric.link is not None:
-        is_amd = gpu is not None and gpu.vendor == "amd"
         found |= {
             "fabric_link": fabric.link,
             "fabric_rails": len(fabric.interfaces),
-            # RCCL is AMD's build of NCCL, with the same variables in a file of its own
-            "nccl_settings": "/etc/rccl.conf" if is_amd else "/etc/nccl.conf",
+            "nccl_settings": nccl_settings(gpu),
         }
     return found
+
+
+def nccl_settings(gpu: GpuSoftware | None) -> str:
+    """File that NCCL reads; RCCL is AMD's build of it, with the same variables in a file of its own."""
+    return "/etc/rccl.conf" if gpu is not None and gpu.vendor == "amd" else "/etc/nccl.conf"
 
 
 def _driver_packages(stack: Stack, group: NodeGroup, gpu: GpuSoftware, apt: bool) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import get_args
@@ -15,6 +15,7 @@ from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.software import ImageRecipe, SoftwareEnvironment
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
+from trainworks.deploy.delivered import exporters
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
 from trainworks.deploy.hardware import architectures, gpu_of, system_of
 from trainworks.deploy.kubernetes import bundle_files
@@ -58,7 +59,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         "inventory.yaml": to_yaml(inventory(stack)),
         "group_vars/all.yaml": to_yaml(_variables(stack, system.packages == "apt", slurm, monitoring)),
         "cloud-init/user-data.yaml": cloud_init(stack),
-        ".gitignore": "# the key of munge and the password of the database\nsecrets/\n",
+        ".gitignore": "# the key of munge, passwords, and dumps of the database\nsecrets/\nbackups/\n",
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/gpu/files/{name}": text for name, text in racks.imex_files(stack).items()}
@@ -137,30 +138,6 @@ def open_sm_files(place: int) -> dict[str, str]:
     return {"opensm.conf": conf, "partitions.conf": render("fabric/partitions.conf")}
 
 
-def exporter_options(roles: Collection[str]) -> str:
-    """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
-
-    The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
-    """
-    collected = [
-        *(["runs", "queue"] if "controller" in roles else []),
-        *(["gpus", "health"] if "compute" in roles else []),
-    ]
-    slurm = " --cluster slurm" if "controller" in roles else ""
-    return f"--collect {','.join(collected)}{slurm}" if collected else ""
-
-
-def exporters(stack: Stack) -> dict[str, str]:
-    """Options of the exporter of Trainworks on each host that runs one.
-
-    Of several controllers, the first reports the queue and its runs: a second one would count them twice.
-    """
-    first = next(iter(stack.hosts("controller")))
-    hosts = [(name, set(group.roles)) for group in stack.nodes for name in group.names]
-    found = {name: exporter_options(roles - ({"controller"} if name != first else set())) for name, roles in hosts}
-    return {name: options for name, options in found.items() if options}
-
-
 def inventory(stack: Stack) -> Mapping[str, object]:
     """Inventory of Ansible: every host once with its address, a group for each role, and one for each of `nodes`."""
     rack = {name: {"imex_domain": found} for name, found in racks.rack_of_nodes(stack).items()}
@@ -220,6 +197,7 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         "scratch_at": stack.scratch.at if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
         "slurm_packages": _slurm_packages(stack, apt),
+        "slurm_release": stack.slurm.release,
         "slurm_files": list(slurm),
         "slurm_state": stack.slurm.state,
         "slurm_database_password": _drawn("slurm_database"),

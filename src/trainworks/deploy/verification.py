@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
+from trainworks.deploy.delivered import DeliveredFile, exporters
 from trainworks.deploy.file_systems import exports, is_mounted_as, mounted_as, unit_name
 from trainworks.deploy.hardware import gpu_of, gres_of, hardware_of
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.project import exporters
 from trainworks.deploy.rollout import HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
 from trainworks.results import Result
@@ -59,8 +57,20 @@ for t in targets: print("target", t["labels"]["job"] + " " + t["labels"]["instan
 '"""
 
 
-def probe(stack: Stack) -> str:
+_FILE = 'say file "$each" "$(sha256sum < "$each" | cut -c 1-64) $(stat --format="%a %U:%G" "$each")"'
+_PACKAGES = r"""if command -v dpkg-query > /dev/null; then
+    dpkg-query --show --showformat '${db:Status-Abbrev} ${Package} ${Version}\n' {,lib}slurm\* \*nvidia\* cuda-drivers\*
+else rpm --query --all --queryformat 'ii %{NAME} %{VERSION}-%{RELEASE}\n' slurm\* \*nvidia\*
+fi 2> /dev/null | while read -r state name version; do
+    if [[ $state == ?i ]]; then say package "$name" "$version"; fi
+done"""
+"""Packages of Slurm and of the driver; dpkg also lists some that were removed, or were never installed."""
+
+
+def probe(stack: Stack, paths: Collection[str]) -> str:
     """Script of bash that prints what a host runs, a line for each fact: key, name and value, with tabs between them.
+
+    `paths` are the files whose SHA-256, mode and owner it prints.
 
     It changes nothing, and asks every host the same; a host answers what it can.
     """
@@ -73,8 +83,9 @@ def probe(stack: Stack) -> str:
         'say slurm "" "$(sinfo --version 2> /dev/null || slurmd -V 2> /dev/null)"',
         "decoded=$(munge -n 2> /dev/null | unmunge 2> /dev/null | sed -n 's/^STATUS: *\\([A-Za-z]*\\).*/\\1/p')",
         'say munge "" "$decoded"',
-        'say key "" "$(sha256sum < /etc/munge/munge.key 2> /dev/null | cut -c 1-12)"',
-        'say conf "" "$(sha256sum < /etc/slurm/slurm.conf 2> /dev/null | cut -c 1-12)"',
+        'say kernel "" "$(uname -r)"',
+        _PACKAGES,
+        f'for each in {shlex.join(paths)}; do if [ -e "$each" ]; then {_FILE}; fi; done',
     ]
     lines += [
         f'say mount {shlex.quote(mount.at)} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE '
@@ -108,6 +119,7 @@ def services_of(stack: Stack, host: str) -> list[str]:
         services.append("munge")
     if "database" in roles and stack.slurm.accounting:
         services += ["mariadb", "slurmdbd"]
+    services += ["slurm-backup.timer"] * bool(roles & {"controller", "database"})
     services += ["slurmctld"] * ("controller" in roles) + ["slurmd"] * ("compute" in roles)
     if host in exports(stack):
         services.append("nfs-server")
@@ -121,11 +133,12 @@ def services_of(stack: Stack, host: str) -> list[str]:
     return services + ["nvidia-persistenced"] * (gpu is not None and gpu.vendor == "nvidia")
 
 
-def verify(stack: Stack, slurm_conf: str, answers: Mapping[str, Answer]) -> ClusterVerification:
-    """Judge the answers of all hosts to `probe`, by the stack that they are to run and its rendered slurm.conf."""
+def verify(
+    stack: Stack, files: Mapping[str, Mapping[str, DeliveredFile]], answers: Mapping[str, Answer]
+) -> ClusterVerification:
+    """Judge the answers of all hosts to `probe`, by the stack that they are to run, and the files they are to have."""
     facts = {host: facts_of(answer.output) for host, answer in answers.items()}
-    usual = Counter(each["key"][""] for each in facts.values() if each.get("key", {}).get("")).most_common(1)
-    expected = _Expected(stack, usual[0][0] if usual else "", hashlib.sha256(slurm_conf.encode()).hexdigest()[:12])
+    expected = _Expected(stack, files)
     verdicts: list[NodeVerdict] = []
     for host, answer in answers.items():
         if answer.exit_code is None or not facts[host]:
@@ -150,8 +163,7 @@ class _Expected:
     """What the stack says about each host."""
 
     stack: Stack
-    key: str
-    conf: str
+    files: Mapping[str, Mapping[str, DeliveredFile]]
 
     def of_host(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
         roles = _hosts(self.stack)[host]
@@ -163,6 +175,7 @@ class _Expected:
         yield from self._mounts(host, facts.get("mount", {}), roles)
         for user in self.stack.users:
             yield _verdict(host, f"user {user.name}", facts["user"][user.name], str(user.uid))
+        yield from self._files(host, facts.get("file", {}))
         if "munge" in services_of(self.stack, host):
             yield from self._slurm(host, facts)
         if "compute" in roles:
@@ -200,8 +213,16 @@ class _Expected:
         version = found.rpartition(" ")[2]
         yield _verdict(host, "Slurm", found, release, f"{version}.".startswith(f"{release}."))
         yield _verdict(host, "munge", facts["munge"][""], "Success")
-        yield _verdict(host, "key of munge", facts["key"][""], self.key)
-        yield _verdict(host, "slurm.conf", facts["conf"][""], self.conf)
+
+    def _files(self, host: str, found: Mapping[str, str]) -> Iterator[NodeVerdict]:
+        """A verdict for each file that differs, else one for all."""
+        files = self.files[host]
+        differences = {path: each.difference(found.get(path, "")) for path, each in files.items()}
+        wrong = {path: differs for path, differs in differences.items() if differs[0]}
+        for path, (has, wanted) in wrong.items():
+            yield NodeVerdict(host, path, "fail", has, wanted)
+        if files and not wrong:
+            yield NodeVerdict(host, "files", "pass", f"{len(files)} as rendered", f"{len(files)} as rendered")
 
     def _compute(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
         yield _verdict(host, "health", facts.get("health", {}).get("", "was not run"), "passes")
@@ -209,6 +230,9 @@ class _Expected:
         if gpu is not None:
             found, driver = facts["driver"][gpu.vendor], str(gpu.driver or gpu.rocm)
             yield _verdict(host, "driver", found, driver, f"{found}.".startswith(f"{driver}."))
+        if self.stack.fabric is not None and self.stack.fabric.kernel:
+            found, kernel = facts["kernel"][""], self.stack.fabric.kernel
+            yield _verdict(host, "kernel", found, kernel, found.startswith(kernel))
 
     def _nodes(self, host: str, nodes: Mapping[str, str]) -> Iterator[NodeVerdict]:
         """Every compute node takes jobs, with its GPUs, as the controller sees it."""

@@ -11,6 +11,7 @@ from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import Version
 
 InterfaceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")]
+KernelRelease = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*([.-][A-Za-z0-9._-]+)?$", max_length=64)]
 HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=63)]
 
 
@@ -70,8 +71,9 @@ class Fabric(Spec):
     """Driver of the adapters: that of the kernel and rdma-core, or NVIDIA's DOCA-OFED, whose repository you set up."""
     doca: Version | None = None
     """Release of DOCA with `doca-ofed`: `3.2`."""
-    kernel: Version | None = None
-    """Kernel of the nodes, `6.8`; `deploy check` holds DOCA's list against it."""
+    kernel: KernelRelease | None = None
+    """Kernel of the nodes as `uname -r` begins, `6.8`, or all of it, `6.8.0-60-generic`, which `deploy upgrade`
+    installs; `deploy check` holds DOCA's list against it."""
     devices: tuple[InterfaceName, ...] = ()
     """With `link`: RDMA devices of a compute node, in the order of its rails: `mlx5_0`, as `rdma link` prints them."""
     interfaces: tuple[InterfaceName, ...] = ()
