@@ -160,7 +160,7 @@ def test_verify_knows_the_backup_controller_and_the_driver_of_each_group() -> No
         lines += [f"service\t{name}\tactive" for name in services_of(STACK, host)]
         lines += ["controller\tctl1\tprimary UP", "controller\tctl2\tbackup DOWN"]
         answers[host] = Answer(0, "\n".join(lines) + "\n")
-    verdicts = verify(STACK, dict.fromkeys(hosts, {}), answers).verdicts
+    verdicts = verify(STACK, {host: {} for host in hosts}, answers).verdicts
     found = {(each.host, each.check): each.outcome for each in verdicts}
     assert (found["ctl1", "controller ctl1"], found["ctl1", "controller ctl2"]) == ("pass", "fail")
     drivers = {host: outcome for (host, check), outcome in found.items() if check == "driver"}
