@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from trainworks.api.deploying import check_stack, render_stack, write_stack
 from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
+from trainworks.deploy.delivered import DeliveredFile
 from trainworks.deploy.layers import MANIFEST, operating_system
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.verification import probe, services_of, verify
@@ -28,6 +29,7 @@ SYSTEMS = Path("src/trainworks/deploy/systems")
 PROGRAMS = Path(sys.executable).parent
 FIREWALL = Path("roles/firewall/templates")
 NFTABLES = FIREWALL / "nftables.conf.j2"
+NO_FILES: dict[str, dict[str, DeliveredFile]] = {"gpu01": {}}
 LAYERS = {
     "vars.yaml": "admin_home: /srv/deploy\nservices: {time: ntpd}\n",
     "packages.yaml": '"gpu[01-04]": [nvtop]\nall: [htop]\n',
@@ -173,16 +175,18 @@ def test_a_new_distribution_is_a_file_and_nothing_else(tmp_path: Path) -> None:
     )
     stack, _ = load_stack(file)
     assert {"ntpd", "firewalld"} <= set(services_of(stack, "gpu01"))
-    verdicts = verify(stack, "", {"gpu01": Answer(0, probe_answer("hall linux 3.1", services_of(stack, "gpu01")))})
+    verdicts = verify(
+        stack, NO_FILES, {"gpu01": Answer(0, probe_answer("hall linux 3.1", services_of(stack, "gpu01")))}
+    )
     assert {each.check: each.outcome for each in verdicts.verdicts}["operating system"] == "pass"
 
 
 def probe_answer(system: str, services: list[str], **facts: str) -> str:
     """What a compute node prints."""
-    keys = {"os": system, "clock": "0.0,Normal", "slurm": "", "munge": "", "key": "", "conf": "", "driver": "580.1"}
+    keys = {"os": system, "clock": "0.0,Normal", "slurm": "", "munge": "", "kernel": ""}
     keys |= {"iommu": "", "acs": "", "selinux": "Enforcing"} | facts
     lines = [f"{key}\t\t{value}" for key, value in keys.items()] + [f"service\t{name}\tactive" for name in services]
-    return "\n".join([*lines, "user\talice\t2001", "user\tbob\t2002"]) + "\n"
+    return "\n".join([*lines, "driver\tnvidia\t580.1", "user\talice\t2001", "user\tbob\t2002"]) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -330,37 +334,6 @@ def test_systemd_sets_the_governor_and_huge_pages(project: Path, tmp_path: Path)
     assert [(tmp_path / file).read_text() for file in files] == ["performance", "performance", "madvise"]
 
 
-def test_a_dump_of_the_database_is_complete_or_absent_and_old_ones_go(project: Path, tmp_path: Path) -> None:
-    script = (project / "roles/scheduler/files/slurm-database-dump.sh").read_text()
-    (tmp_path / "dump.sh").write_text(script.replace("/var/backups/slurm-database", str(tmp_path / "dumps")))
-    fake = tmp_path / "mariadb-dump"
-
-    def dump(program: str) -> int:
-        fake.write_text(f"#!/bin/bash\n{program}\n")
-        fake.chmod(0o755)
-        environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        return subprocess.run(["bash", tmp_path / "dump.sh"], env=environment, check=False).returncode
-
-    assert dump("echo half; exit 1") != 0
-    assert list((tmp_path / "dumps").glob("*.gz")) == []
-    old = tmp_path / "dumps/2020-01-01.sql.gz"
-    old.touch()
-    os.utime(old, (0, 0))
-    assert dump('echo "$@"') == 0
-    (kept,) = (tmp_path / "dumps").glob("*.gz")
-    said = subprocess.run(["zcat", kept], capture_output=True, text=True, check=True).stdout
-    assert said == "--single-transaction --routines slurm_acct_db\n"
-
-
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
-def test_systemd_accepts_the_timer_of_the_dump(project: Path) -> None:
-    units = sorted((project / "roles/scheduler/files").glob("*.timer"))
-    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
-    # the program is on the hosts
-    assert [line for line in done.stderr.splitlines() if "is not executable" not in line] == []
-    assert len(units) == 1
-
-
 @pytest.mark.parametrize(
     "line",
     ["@include common-account", "account    include      password-auth", "account    substack     password-auth"],
@@ -373,11 +346,12 @@ def test_logins_are_judged_behind_the_accounts_of_each_distribution(project: Pat
     assert "pam_slurm_adopt.so" in adopt and "pam_access.so" in access
 
 
-def test_users_log_in_on_compute_nodes_without_a_job_where_the_stack_says_so(tmp_path: Path) -> None:
-    files = render_stack(stack_in(tmp_path, {}, **{'release: "26.05"': 'release: "26.05"\n  adopt: false'}))
-    assert "Contain" not in files["roles/scheduler/files/slurm.conf"]
-    found = yaml.safe_load(files["group_vars/all.yaml"])
-    assert not found["slurm_adopt"] and "adopt" not in found["slurm_packages"]
+def test_logins_are_left_alone_until_the_stack_says_so(tmp_path: Path) -> None:
+    for change, adopt in (({}, False), ({'release: "26.05"': 'release: "26.05"\n  adopt: true'}, True)):
+        files = render_stack(stack_in(tmp_path, {}, **change))
+        assert "PrologFlags=Alloc,Contain\n" in files["roles/scheduler/files/slurm.conf"]
+        found = yaml.safe_load(files["group_vars/all.yaml"])
+        assert (found["slurm_adopt"], "adopt" in found["slurm_packages"]) == (adopt, adopt)
 
 
 def test_rails_of_a_network_manager_have_their_addresses_and_a_table_each(tmp_path: Path) -> None:
@@ -399,7 +373,7 @@ def test_rails_of_a_network_manager_have_their_addresses_and_a_table_each(tmp_pa
 def test_nvidia_peermem_is_loaded_where_nothing_else_reaches_the_memory_of_gpus(tmp_path: Path) -> None:
     for gpus, needed in (("P100:8", True), ("h200:8", False)):
         file = stack_in(tmp_path, {}, ROCE, **{"h200:8": gpus})
-        assert yaml.safe_load(render_stack(file)["group_vars/all.yaml"])["gpu_peermem"] is needed
+        assert yaml.safe_load(render_stack(file)["group_vars/nodes_gpu.yaml"])["gpu_peermem"] is needed
 
 
 @pytest.mark.parametrize(
@@ -408,12 +382,12 @@ def test_nvidia_peermem_is_loaded_where_nothing_else_reaches_the_memory_of_gpus(
 def test_what_slows_peers_down_is_a_warning(fact: str, value: str, check: str) -> None:
     stack, _ = load_stack(EXAMPLE)
     services = services_of(stack, "gpu01")
-    found = verify(stack, "", {"gpu01": Answer(0, probe_answer("ubuntu 24.04", services, **{fact: value}))})
+    found = verify(stack, NO_FILES, {"gpu01": Answer(0, probe_answer("ubuntu 24.04", services, **{fact: value}))})
     assert [each.check for each in found.verdicts if each.outcome == "warn"] == [check]
 
 
 def test_the_probe_reads_acs_as_lspci_prints_it(tmp_path: Path) -> None:
-    line = next(line for line in probe(load_stack(EXAMPLE)[0]).splitlines() if line.startswith("say acs"))
+    line = next(line for line in probe(load_stack(EXAMPLE)[0], []).splitlines() if line.startswith("say acs"))
     printed = r"\tACSCap:\tSrcValid+\n\t\tACSCtl:\tSrcValid%s x\n"
     script = f"say() {{ printf '%s|%s|%s' \"$@\"; }}\nlspci() {{ printf '{printed}' "
     for sign, found in (("+", "acs||ACSCtl: SrcValid+"), ("-", "acs||")):
@@ -424,6 +398,6 @@ def test_the_probe_reads_acs_as_lspci_prints_it(tmp_path: Path) -> None:
 def test_a_system_that_enforces_selinux_has_to() -> None:
     stack = load_stack(EXAMPLE)[0].model_copy(update={"os": "Rocky 9"})
     answer = probe_answer("rocky 9.6", services_of(stack, "gpu01"), selinux="Permissive")
-    verdicts = verify(stack, "", {"gpu01": Answer(0, answer)}).verdicts
+    verdicts = verify(stack, NO_FILES, {"gpu01": Answer(0, answer)}).verdicts
     assert [each.found for each in verdicts if each.check == "SELinux" and each.outcome == "fail"] == ["Permissive"]
-    assert "getenforce" in probe(stack)
+    assert "getenforce" in probe(stack, [])

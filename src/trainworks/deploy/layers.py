@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -16,15 +16,12 @@ from typing import TypeVar, get_args
 from pydantic import ValidationError
 
 from trainworks.catalog import software
-from trainworks.catalog.catalog import accelerator
-from trainworks.catalog.stack_cluster import node_of
 from trainworks.config.load import problems_of
 from trainworks.config.source import Source
 from trainworks.config.stack import Stack
-from trainworks.config.stack_parts.layers import DriverPackages, NoPackages, OperatingSystem, Packages
+from trainworks.config.stack_parts.layers import NoPackages, OperatingSystem, Packages
 from trainworks.config.stack_parts.words import Role
-from trainworks.deploy import file_systems, racks
-from trainworks.deploy.hardware import has_nvswitch
+from trainworks.deploy import file_systems
 from trainworks.errors import ArgumentError, RunFileError, UsageError, suggest
 from trainworks.files import write_atomic
 
@@ -143,76 +140,15 @@ def packages_of(stack: Stack) -> Mapping[str, object]:
     parts = ["client", "controller", "compute"]
     parts += ["database"] * stack.slurm.accounting + ["adopt"] * stack.slurm.adopt
     return {
-        **{name: _named(*each, system, release=release) if each else [] for name, each in needed.items()},
-        "slurm_packages": {part: _named(getattr(slurm, part), "slurm.packages", system) for part in parts},
-        "gpu_driver_packages": _driver_packages(stack, system),
-        # of the driver's branch, where GPUs of several nodes are one NVLink domain
-        "gpu_imex_packages": _of_driver(stack, system, [_driver(system).imex])
-        if stack.gpu and racks.racks_of(stack)
-        else [],
+        **{name: named(*each, system, release=release) if each else [] for name, each in needed.items()},
+        "slurm_packages": {part: named(getattr(slurm, part), "slurm.packages", system) for part in parts},
     }
 
 
-def _driver_packages(stack: Stack, system: OperatingSystem) -> list[str]:
-    """Packages of the driver and of the fabric manager, of the same branch or version."""
-    if stack.gpu is None:
-        return []
-    driver = _driver(system)
-    wanted = [driver.open if _is_open(stack) else driver.proprietary]
-    return _of_driver(stack, system, [*wanted, *([driver.fabric_manager] * needs_fabric_manager(stack))])
-
-
-def _driver(system: OperatingSystem) -> DriverPackages:
-    if isinstance(system.packages.driver, NoPackages):
-        raise ArgumentError(f"{system.name}: {system.packages.driver.none}", argument="gpu")
-    return system.packages.driver
-
-
-def _is_open(stack: Stack) -> bool:
-    """True for the open kernel module: it is taken unless some GPUs need the other."""
-    machines = [machine for group in stack.groups("compute") if (machine := node_of(group)) is not None]
-    found = [software.generation(accelerator(machine.accelerator).architecture) for machine in machines]
-    return all(each is None or each.kernel_module != "proprietary" for each in found)
-
-
-def _of_driver(stack: Stack, system: OperatingSystem, wanted: Iterable[Packages]) -> list[str]:
-    """Packages of the branch of a stack's driver, in the words of the package manager."""
-    assert stack.gpu is not None
-    branch, version = str(software.driver_branch(stack.gpu.driver)), driver_version(stack)
-    form = _driver(system).exact if version else _driver(system).of_branch
-    names = [name for each in wanted for name in _named(each, "gpu", system, branch=branch)]
-    return [form.replace("{version}", version).replace("{branch}", branch).replace("{name}", name) for name in names]
-
-
-def needs_peermem(stack: Stack) -> bool:
-    """True where adapters reach the memory of GPUs by nvidia-peermem alone.
-
-    The open module shares it over dma-buf, with any driver of the adapters. The proprietary one does not, and
-    nvidia-peermem needs a call that DOCA-OFED has and the kernel's own driver has not.
-    """
-    return stack.gpu is not None and stack.fabric is not None and bool(stack.fabric.doca) and not _is_open(stack)
-
-
-def driver_version(stack: Stack) -> str:
-    """Pattern of a package's version for a driver beyond its branch; empty for the branch alone.
-
-    The packages of `580.126.18` have a release behind it, `580.126.18-1`.
-    """
-    dots = stack.gpu.driver.count(".") if stack.gpu else 0
-    return f"{stack.gpu.driver}{'.' if dots == 1 else '-'}*" if stack.gpu and dots else ""
-
-
-def needs_fabric_manager(stack: Stack) -> bool:
-    """True where GPUs are behind NVSwitches of their node, or the stack says so."""
-    if stack.gpu is None or stack.gpu.fabric_manager is not None:
-        return bool(stack.gpu and stack.gpu.fabric_manager)
-    return any(has_nvswitch(group) for group in stack.groups("compute"))
-
-
-def _named(
+def named(
     packages: Packages, argument: str, system: OperatingSystem, *, branch: str = "", release: str = ""
 ) -> list[str]:
-    """Names of packages that a stack needs for a key, of a branch of the driver or a release of DOCA-OFED.
+    """Names of packages that a stack needs for a key, of a branch of the driver, or a release of DOCA-OFED or ROCm.
 
     Raises:
         ArgumentError: the distribution does not have them, with the reason of its facts.
@@ -309,14 +245,14 @@ def with_own_plays(site: str, stack: Stack) -> str:
     return "\n".join(plays) + "\n"
 
 
-def own_files(stack: Stack, files: Mapping[str, str]) -> dict[str, str]:
-    """Files of `files` and `roles` by their paths in the project.
+def own_files(stack: Stack, files: Mapping[str, str], delivered: Collection[str]) -> dict[str, str]:
+    """Files of `files` and `roles` by their paths in the project; `delivered` are the paths that its roles copy to.
 
     Raises:
         UsageError: a drop-in at a path that a role writes.
     """
     written = set(re.findall(r"dest: (/[^\s{}]+)$", "\n".join(files.values()), re.MULTILINE))
-    written |= {f"/etc/slurm/{path.rpartition('/')[2]}" for path in files if path.startswith("roles/scheduler/files/")}
+    written |= {*delivered}
     drop_ins = stack.own.below("files")
     for path in drop_ins:
         if f"/{path}" in written:

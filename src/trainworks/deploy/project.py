@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import get_args
 
 from trainworks import __version__
+from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
-from trainworks.config.stack_parts.software import ImageRecipe
+from trainworks.config.stack_parts.nodes import NodeGroup
+from trainworks.config.stack_parts.software import ImageRecipe, SoftwareEnvironment
 from trainworks.config.stack_parts.storage import MountKind
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
+from trainworks.deploy.delivered import delivered_files, exporters
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
+from trainworks.deploy.hardware import architectures, gpu_of
 from trainworks.deploy.kubernetes import bundle_files
 from trainworks.deploy.layers import (
     by_host,
-    driver_version,
     firewall_of,
-    needs_fabric_manager,
-    needs_peermem,
     operating_system,
     own_files,
     packages_of,
@@ -29,7 +30,8 @@ from trainworks.deploy.layers import (
     with_own_plays,
     with_own_variables,
 )
-from trainworks.deploy.slurm_conf import accounts_script, slurm_files, slurmdbd_template
+from trainworks.deploy.node_groups import NO_GROUP, group_variables
+from trainworks.deploy.slurm_conf import accounts_script, node_scripts, slurm_files, slurmdbd_template
 from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
@@ -55,8 +57,13 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     `images` name.
 
     Raises:
-        ArgumentError: the operating system has no packages for a part of the stack.
+        ArgumentError: the operating system has no packages for a part of the stack, or an environment does not run on
+            all nodes.
     """
+    if len(found := architectures(stack)) > 1 and any(each.torch for each in stack.environments):
+        message = f"compute nodes are {' and '.join(found)}, and a virtual environment is for one of them"
+        hint = "write environments with an `image` for both, or give each kind of nodes a stack file of its own"
+        raise ArgumentError(message, argument="environments", hint=hint)
     slurm, units = slurm_files(stack), file_systems.mount_units(stack)
     slurm["slurm.conf"] = with_own_lines(slurm["slurm.conf"], stack)
     files = dict(_static(resources.files("trainworks.deploy").joinpath("ansible")))
@@ -64,26 +71,56 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     files["site.yaml"] = with_own_plays(files["site.yaml"], stack)
     files |= {
         "inventory.yaml": to_yaml(inventory(stack)),
-        "group_vars/all.yaml": to_yaml(with_own_variables(variables, stack)),
+        "group_vars/all.yaml": to_yaml({**with_own_variables(variables, stack), **NO_GROUP}),
         "cloud-init/user-data.yaml": cloud_init(stack),
-        ".gitignore": "# the key of munge and the password of the database\nsecrets/\n",
+        ".gitignore": "# the key of munge, passwords, and dumps of the database\nsecrets/\nbackups/\n",
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/gpu/files/{name}": text for name, text in racks.imex_files(stack).items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
     files |= {f"roles/storage/files/{name}": text for name, text in file_systems.beegfs_files(stack).items()}
-    files |= _fabric_files(stack) | image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
+    files |= _group_files(stack) | _fabric_files(stack)
+    files |= image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in monitoring.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
-    if text := file_systems.exports(stack):
-        files["roles/storage/files/exports"] = text
-    return dict(sorted((files | own_files(stack, files)).items()))
+    files |= {f"roles/storage/files/{host}/exports": text for host, text in file_systems.exports(stack).items()}
+    delivered = {path for host in delivered_files(stack, files, {}).values() for path in host}
+    return dict(sorted((files | own_files(stack, files, delivered)).items()))
+
+
+def _group_files(stack: Stack) -> dict[str, str]:
+    """Variables of each group of compute nodes and its files of the roles `scheduler` and `fabric`, by path."""
+    files: dict[str, str] = {}
+    for name, group in stack.group_names.items():
+        if "compute" in group.roles:
+            scripts = node_scripts(stack, group)
+            own = {key: value for key, value in stack.own.variables.items() if key in NO_GROUP}
+            found = {"slurm_group_files": list(scripts), **group_variables(stack, group)}
+            found |= {key: value for key, value in own.items() if key in found}
+            files |= {f"group_vars/{name}.yaml": to_yaml({"node_group": name, **found})}
+            files |= {f"roles/scheduler/files/{name}/{file}": text for file, text in scripts.items()}
+            files |= {f"roles/fabric/files/{name}/{file}": text for file, text in _adapter_files(stack, group).items()}
+    return files
+
+
+def _adapter_files(stack: Stack, group: NodeGroup) -> dict[str, str]:
+    """Files that name the adapters of a group, which NCCL, UCX and the scripts of RoCE read; empty without some."""
+    fabric, gpu = group_fabric(stack, group), gpu_of(stack, group)
+    if fabric is None or fabric.link is None:
+        return {}
+    names = ["nccl.conf", *(["ucx.conf", "mpi-check.sh"] if fabric.mpi is not None else [])]
+    names += ["roce-host.sh", "roce-check.sh"] if fabric.link == "roce" else []
+    ends = zip(fabric.interfaces, fabric.devices, strict=True) if fabric.link == "roce" else ()
+    pairs = " ".join(f"{interface}:{device}" for interface, device in ends)
+    has_cuda = fabric.mpi is not None and fabric.mpi.cuda and gpu is not None and gpu.vendor == "nvidia"
+    facts = {"fabric": fabric, "roce": ROCE, "adding_switches": ADDING_SWITCHES, "pairs": pairs, "has_cuda": has_cuda}
+    return {name: render(f"fabric/{name}", **facts) for name in names}
 
 
 def _fabric_files(stack: Stack) -> dict[str, str]:
-    """Files of the role `fabric` by path, those of one host in a folder of its own, and the text of the switches.
+    """Files of the role `fabric` that all nodes have, those of one host by its name, and the text of the switches.
 
     NCCL reads nccl.conf before the environment of a job, which overrides it. InfiniBand needs no addresses of rails.
 
@@ -97,21 +134,16 @@ def _fabric_files(stack: Stack) -> dict[str, str]:
     fabric = stack.fabric
     if fabric is None or fabric.link is None:
         return {}
-    facts = {"fabric": fabric, "roce": ROCE, "adding_switches": ADDING_SWITCHES}
-    names = ["nccl.conf", *(["ucx.conf", "openmpi-mca-params.conf", "mpi-check.sh"] if fabric.mpi is not None else [])]
-    rails_of_hosts: dict[str, str] = {}
+    files = {"openmpi-mca-params.conf": render("fabric/openmpi-mca-params.conf", fabric=fabric)} if fabric.mpi else {}
     if fabric.link == "roce":
-        names += ["roce-host.sh", "roce-host.service", "roce-check.sh"]
+        files["roce-host.service"] = render("fabric/roce-host.service")
         kind = _RAIL_FILES[operating_system(stack).network]
-        ends = zip(fabric.interfaces, fabric.devices, strict=True)
-        facts["pairs"] = " ".join(f"{interface}:{device}" for interface, device in ends)
-        rails_of_hosts = {
+        files |= {
             f"{rail.host}/50-rail{rail.number}.{kind}": render(
                 f"fabric/rail.{kind}", rail=rail, network=fabric.network, table=100 + rail.number, roce=ROCE
             )
             for rail in rails(stack)
         }
-    files = {name: render(f"fabric/{name}", **facts) for name in names} | rails_of_hosts
     for place, manager in enumerate(fabric.subnet_managers):
         files |= {f"{manager}/{name}": text for name, text in open_sm_files(place).items()}
     role = {f"roles/fabric/files/{name}": text for name, text in files.items()}
@@ -124,21 +156,8 @@ def open_sm_files(place: int) -> dict[str, str]:
     return {"opensm.conf": conf, "partitions.conf": render("fabric/partitions.conf")}
 
 
-def exporter_options(roles: Collection[str]) -> str:
-    """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
-
-    The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
-    """
-    collected = [
-        *(["runs", "queue"] if "controller" in roles else []),
-        *(["gpus", "health"] if "compute" in roles else []),
-    ]
-    slurm = " --cluster slurm" if "controller" in roles else ""
-    return f"--collect {','.join(collected)}{slurm}" if collected else ""
-
-
 def inventory(stack: Stack) -> Mapping[str, object]:
-    """Inventory of Ansible: every host once with its address, and a group for each role."""
+    """Inventory of Ansible: every host once with its address, a group for each role, and one for each of `nodes`."""
     rack = {name: {"imex_domain": found} for name, found in racks.rack_of_nodes(stack).items()}
     addresses = {name: at for group in stack.nodes for name, at in group.addresses.items()}
     hosts = {name: {"ansible_host": at} | rack.get(name, {}) for name, at in addresses.items()}
@@ -146,6 +165,7 @@ def inventory(stack: Stack) -> Mapping[str, object]:
     groups: dict[str, Mapping[str, object]] = {
         role: {"hosts": {name: {} for name in stack.hosts(role)}} for role in roles if stack.hosts(role)
     }
+    groups |= {name: {"hosts": {host: {} for host in group.names}} for name, group in stack.group_names.items()}
     return {"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts, "children": groups}}
 
 
@@ -187,6 +207,7 @@ def _variables(
         "network": str(stack.network),
         "network_backend": system.network,
         **packages,
+        **NO_GROUP,
         "further_packages": {key: list(names) for key, names in by_host(stack, "packages.yaml", own.packages).items()},
         "sysctl": _sysctl(stack),
         "own_files": [f"/{path}" for path in own.below("files")],
@@ -196,11 +217,8 @@ def _variables(
         "firewall_ports": _ports(stack),
         "kernel_arguments": list(stack.kernel_arguments),
         "kernel_boot": system.boot,
-        "gpu_peermem": needs_peermem(stack),
-        "gpu_driver_version": driver_version(stack),
-        "gpu_fabric_manager": needs_fabric_manager(stack),
         **_fabric_variables(stack),
-        "exports_file": f"{system.paths.exports}/{stack.name}.exports" if file_systems.exports(stack) else "",
+        "exports_file": f"{system.paths.exports}/{stack.name}.exports",
         "exported_folders": file_systems.exported_folders(stack),
         "mounts": [unit.facts for unit in file_systems.mount_units(stack)],
         "scale_mounts": [{"at": each.at, "name": each.device} for each in stack.mounts if each.kind == "scale"],
@@ -211,19 +229,22 @@ def _variables(
         "scratch_at": stack.scratch.at if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
         "slurm_adopt": stack.slurm.adopt,
+        "slurm_release": stack.slurm.release,
         "slurm_files": list(slurm),
+        "slurm_state": stack.slurm.state,
         "slurm_database_password": _drawn("slurm_database"),
         "homes": _homes(stack),
         "users": [
             {"name": user.name, "uid": user.uid, "account": user.account, "keys_of_login": list(user.keys)}
             for user in stack.users
         ],
+        "environment_architectures": architectures(stack),
         "environments": [
             {
                 "name": each.name,
                 "at": each.at,
                 "torch": each.torch if each.torch.count(".") > 1 else f"{each.torch}.*",
-                "index": f"https://download.pytorch.org/whl/cu{(each.cuda or '').replace('.', '')}",
+                "index": index_of(each),
                 "packages": list(each.packages),
             }
             for each in stack.environments
@@ -248,15 +269,14 @@ def _monitoring_variables(stack: Stack, files: Iterable[str]) -> Mapping[str, ob
     grafana = [name for name in files if name.startswith("grafana/")]
     found: dict[str, object] = {"monitoring_files": [name for name in files if name not in grafana]}
     if stack.monitoring is not None:
+        addresses = {name: at for group in stack.nodes for name, at in group.addresses.items()}
         found |= {
             "trainworks": stack.monitoring.trainworks,
             "trainworks_package": f"trainworks=={__version__}",
             "exporter_token": _drawn("exporter_token"),
             "exporters": {
-                name: {"listen": str(ListenAddress(at, EXPORTER_PORTS["trainworks"])), "options": options}
-                for group in stack.nodes
-                for name, at in group.addresses.items()
-                if (options := exporter_options(group.roles))
+                name: {"listen": str(ListenAddress(addresses[name], EXPORTER_PORTS["trainworks"])), "options": options}
+                for name, options in exporters(stack).items()
             },
             "grafana_files": grafana,
             "grafana_password": _drawn("grafana"),
@@ -300,14 +320,12 @@ def _ports(stack: Stack) -> Mapping[str, list[str]]:
 
 
 def _fabric_variables(stack: Stack) -> Mapping[str, object]:
-    """Variables of the role `fabric`; its play is left out without a link."""
+    """Variables of the role `fabric` on all hosts; its play is left out where a group has no link."""
     fabric = stack.fabric
     if fabric is None or fabric.link is None:
-        return {"fabric_link": ""}
+        return {"fabric_managers": []}
     return {
-        "fabric_link": fabric.link,
         "fabric_kernel": fabric.kernel or "",
-        "fabric_rails": len(fabric.interfaces),
         "fabric_managers": list(fabric.subnet_managers),
         "fabric_mpi": fabric.mpi is not None,
     }
@@ -365,8 +383,8 @@ def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> d
     return files
 
 
-def index_of(recipe: ImageRecipe) -> str:
-    """Index of PyTorch's wheels for the accelerator of a recipe.
+def index_of(recipe: ImageRecipe | SoftwareEnvironment) -> str:
+    """Index of PyTorch's wheels for the accelerator of an image or an environment.
 
     >>> from trainworks.config.stack_parts.software import ImageRecipe
     >>> index_of(ImageRecipe(name="a", base="b@sha256:" + "0" * 64, rocm="6.4", lock="a.lock"))
@@ -378,7 +396,7 @@ def index_of(recipe: ImageRecipe) -> str:
 
 
 def machine_image_files(stack: Stack) -> dict[str, str]:
-    """Files by path; empty without `machine_image`.
+    """Files by path, for the first group of compute nodes; empty without `machine_image`.
 
     The roles of the image are those of a node that runs, so that an image and a repaired node do not differ.
 
@@ -386,6 +404,8 @@ def machine_image_files(stack: Stack) -> dict[str, str]:
     """
     if stack.machine_image is None:
         return {}
-    node = next(name for group in stack.groups("compute") for name in group.names)
-    packer = render("images/node.pkr.hcl", image=stack.machine_image, admin=stack.admin, node=node, roles=_IMAGE_ROLES)
+    group = next(stack.groups("compute"))
+    name = next(name for name, each in stack.group_names.items() if each == group)
+    facts = {"node": group.names[0], "group": name, "roles": _IMAGE_ROLES}
+    packer = render("images/node.pkr.hcl", image=stack.machine_image, admin=stack.admin, **facts)
     return {"images/machine/node.pkr.hcl": packer}

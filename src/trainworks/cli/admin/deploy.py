@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
+from trainworks.cli.admin.inventory import Authority, BmcUser, PasswordFile, Redfish, print_inventory
 from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import show
 from trainworks.errors import UsageError
@@ -18,14 +20,28 @@ from trainworks.report.rendering.printable import say
 if TYPE_CHECKING:
     from trainworks.deploy.playbook import PlaybookRun, TaskResult
     from trainworks.deploy.rollout import BatchStep
+    from trainworks.deploy.verification import ClusterVerification
+
+
+_InstallStep = Literal["check", "render", "diff", "apply", "verify"]
+_UpkeepStep = Literal["upgrade", "add", "remove", "replace", "backup", "restore", "rotate"]
 
 
 def deploy_command(
     step: Annotated[
-        Literal["check", "render", "diff", "apply", "verify"],
-        typer.Argument(metavar="check|render|diff|apply|verify", help="What to do.", show_default=False),
+        Literal["inventory", _InstallStep, _UpkeepStep],
+        typer.Argument(metavar="STEP", help="What to do, as above.", show_default=False),
     ],
-    stack_file: Annotated[Path, typer.Argument(metavar="STACK_FILE", help="YAML stack file.")],
+    stack_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="STACK_FILE", help="YAML stack file; with `inventory` a CSV of hosts.", show_default=False
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Nodes, the dump, or the secret of the steps that take one."),
+    ] = None,
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="Folder of the Ansible project; not for `check`.")
     ] = None,
@@ -35,11 +51,12 @@ def deploy_command(
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", min=1, help="With `apply`: compute nodes at a time; those of one rack by default."),
+        typer.Option("--batch", min=1, help="Compute nodes of an `apply` or `upgrade` at a time; default: a rack."),
     ] = None,
     wait_s: Annotated[
-        int, typer.Option("--wait", min=1, metavar="SECONDS", help="With `apply`: longest wait for jobs of a batch.")
+        int, typer.Option("--wait", min=1, metavar="SECONDS", help="Longest wait for the jobs of a batch.")
     ] = 3600,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With `upgrade`: show its steps alone.")] = False,
     bench: Annotated[
         Path | None,
         typer.Option("--bench", metavar="RUN.yaml", help="With `verify`: benchmark its cluster, and train it there."),
@@ -48,10 +65,16 @@ def deploy_command(
         bool, typer.Option("--force", help="Replace files of the project that were changed by hand.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
+    redfish: Redfish = None,
+    user: BmcUser = None,
+    password: PasswordFile = None,
+    ca: Authority = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """`check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
+    """`inventory` prints the `nodes` of a stack file from a CSV of hosts (`host,address,bmc,model`) and from BMCs.
+
+    `check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
 
     `render` writes an Ansible project: the configuration of Slurm, file systems, users, environments and monitoring.
     It refuses to replace what you changed there by hand, and removes what the stack does not say any more.
@@ -61,12 +84,18 @@ def deploy_command(
 
     `verify` compares what the nodes run with the stack; it exits with 1 if something differs. With `--bench`
     it then measures every compute node and trains the workload for 30 steps, and holds both against the plan.
+
+    `upgrade` brings Slurm, driver and kernel to what the stack says, step by step, each with its way back.
+    `add`, `remove` and `replace NODE...` change compute nodes, as the stack file says it already beside the last apply.
+
+    `backup` brings copies of Slurm's database and state into the project, `restore DUMP` puts one of the database back.
+    `rotate munge`, `exporter-token` or `database` draws a new secret, and takes the old one back if it does not work.
     """
-    if bench is not None and (step != "verify" or limit is not None):
-        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
-    if full and bench is None:
-        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
-    from trainworks.api.deploying import apply_stack, check_stack, verify_stack, write_stack
+    if step == "inventory":
+        print_inventory(stack_file, redfish, user, password, ca)
+    stack_file = _stack_of(step, stack_file)
+    _check_options(step, names, limit, bench, full=full, dry_run=dry_run)
+    from trainworks.api.deploying import Upkeep, apply_stack, check_stack, verify_stack, write_stack
 
     if step == "check":
         report = check_stack(stack_file)
@@ -76,40 +105,74 @@ def deploy_command(
         raise UsageError(f"`{step}` writes a project", hint="name its folder: `--into FOLDER`")
     with option_errors("--into", into):
         if step == "render":
-            typer.echo("\n".join(map(str, map(into.joinpath, write_stack(stack_file, into, force=force)))))
-        elif bench is not None:
-            from trainworks.api.bench import accept_cluster
-
-            with option_errors(positional=dict.fromkeys(("run_file", "train", "cluster", "expect"), "--bench")):
-                accepted = accept_cluster(
-                    stack_file,
-                    bench,
-                    partial(verify_stack, stack_file, into, force=force),
-                    full=full,
-                    folder=runs_folder(runs),
-                    progress=lambda line: say(line, err=True),
-                )
-            show(accepted, as_json=as_json)
-            raise typer.Exit(int(accepted.verdict != "accepted"))
-        elif step == "verify":
-            verified = verify_stack(stack_file, into, limit=limit, force=force)
-            show(verified, as_json=as_json)
-            raise typer.Exit(int(verified.failed))
-        else:
-            drift = step == "diff"
-            done = apply_stack(
-                stack_file,
-                into,
-                limit=limit,
-                dry_run=drift,
-                batch=batch,
-                wait_s=wait_s,
-                force=force,
-                on_result=_nothing if as_json else _print_result,
-                on_step=_nothing if as_json else _print_step,
+            return typer.echo("\n".join(map(str, map(into.joinpath, write_stack(stack_file, into, force=force)))))
+        if step == "verify":
+            verified = partial(verify_stack, stack_file, into, force=force)
+            raise typer.Exit(
+                _verified(stack_file, verified, limit, bench, runs_folder(runs), full=full, as_json=as_json)
             )
-            _show_run(done, as_json=as_json)
-            raise typer.Exit(int(done.failed or (drift and done.changed)))
+        on_result = _print_result if not as_json else lambda result: None
+        on_step = _print_step if not as_json else lambda step: None
+        if step in get_args(_UpkeepStep):
+            upkeep = Upkeep(stack_file, into, wait_s, on_result, on_step, batch, force)
+            if dry_run:
+                return show(upkeep.plan_upgrade(), as_json=as_json)
+            done = upkeep.take(step, names or [])
+        else:
+            apply = partial(apply_stack, limit=limit, dry_run=step == "diff", batch=batch, wait_s=wait_s, force=force)
+            done = apply(stack_file, into, on_result=on_result, on_step=on_step)
+        _show_run(done, as_json=as_json)
+        raise typer.Exit(int(done.failed or (step == "diff" and done.changed)))
+
+
+def _stack_of(step: str, stack_file: Path | None) -> Path:
+    if stack_file is None:
+        raise UsageError("no stack file", place="STACK_FILE", hint=f"name it: `deploy {step} stack.yaml`")
+    return stack_file
+
+
+def _check_options(
+    step: str, names: list[str] | None, limit: str | None, bench: Path | None, *, full: bool, dry_run: bool
+) -> None:
+    """Refuse options and names that a step does not take."""
+    if bench is not None and (step != "verify" or limit is not None):
+        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
+    if full and bench is None:
+        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
+    if dry_run and step != "upgrade":
+        raise UsageError("`--dry-run` is for `upgrade`", place="--dry-run", hint="`diff` shows what `apply` changes")
+    if names and step in get_args(_InstallStep):
+        raise UsageError(f"`{step}` takes no name", place=names[0], hint=f"choose hosts by `--limit {names[0]}`")
+
+
+def _verified(
+    stack_file: Path,
+    verify: Callable[..., ClusterVerification],
+    limit: str | None,
+    bench: Path | None,
+    runs: Path,
+    *,
+    full: bool,
+    as_json: bool,
+) -> int:
+    """Show what differs, with `bench` the acceptance of the cluster, too; the exit code."""
+    if bench is None:
+        verified = verify(limit=limit)
+        show(verified, as_json=as_json)
+        return int(verified.failed)
+    from trainworks.api.bench import accept_cluster
+
+    with option_errors(positional=dict.fromkeys(("run_file", "train", "cluster", "expect"), "--bench")):
+        accepted = accept_cluster(
+            stack_file,
+            bench,
+            verify,
+            full=full,
+            folder=runs,
+            progress=lambda line: say(line, err=True),
+        )
+    show(accepted, as_json=as_json)
+    return int(accepted.verdict != "accepted")
 
 
 def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
@@ -122,10 +185,6 @@ def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
         typer.echo(f"{host.host}  {counts}")
     if done.stopped:
         typer.echo(f"stopped  {done.stopped}")
-
-
-def _nothing(result: object) -> None:
-    """The results come as JSON at the end."""
 
 
 def _print_result(result: TaskResult) -> None:

@@ -14,7 +14,7 @@ PackageName = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9]([A-Za-z0-9.+_:~=*-]|\{(branch|release)\})*$", max_length=128),
 ]
-"""A package; `{branch}` is that of the driver, `{release}` that of DOCA-OFED."""
+"""A package; `{branch}` is that of the driver, `{release}` that of DOCA-OFED, of ROCm or of the kernel."""
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9@._-]*$", max_length=128)]
 SystemPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._/-]+$", max_length=255)]
 RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
@@ -42,13 +42,12 @@ class SlurmPackages(Spec):
 
 
 class DriverPackages(Spec):
-    """Packages of NVIDIA's driver by its kernel module, and how to ask for a version of them."""
+    """Packages of NVIDIA's driver by its kernel module, and how to ask for a branch of them."""
 
     open: Packages
     proprietary: Packages
     fabric_manager: Packages
     imex: Packages
-    exact: Annotated[str, StringConstraints(pattern=r"^\{name\}[=-]\{version\}$")]
     of_branch: Annotated[str, StringConstraints(pattern=r"^\{name\}(-\{branch\}\.\*)?$")]
 
 
@@ -73,6 +72,10 @@ class SystemPackages(Spec):
     distribution: SlurmPackages | NoPackages
     schedmd: SlurmPackages | NoPackages
     driver: DriverPackages | NoPackages
+    rocm: Packages
+    """AMD's driver and the tools of ROCm."""
+    kernel_modules: Packages
+    """What builds a module for the kernel that runs, and what AMD's driver links to there."""
 
 
 class SystemServices(Spec):
@@ -115,6 +118,10 @@ class OperatingSystem(Spec):
     """How arguments of the kernel are set."""
     unproven: tuple[str, ...] = ()
     """Facts that were not looked up, or not tried."""
+
+    def pinned(self, name: str, version: str) -> str:
+        """A version of a package, as the package manager is asked for it."""
+        return f"{name}{'=' if self.manager == 'apt' else '-'}{version}"
 
 
 class OwnRole(Spec):
