@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
 
-from trainworks.cli.admin.inventory import Authority, BmcUser, PasswordFile, Redfish, print_inventory
+from trainworks.cli.admin import deploy_parts as parts
 from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import print_or_write, show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
-
-if TYPE_CHECKING:
-    from trainworks.deploy.playbook import PlaybookRun, TaskResult
-    from trainworks.deploy.rollout import BatchStep
-
 
 _InstallStep = Literal["check", "render", "diff", "apply", "verify"]
 _UpkeepStep = Literal["upgrade", "add", "remove", "replace", "backup", "restore", "rotate"]
@@ -60,10 +53,10 @@ def deploy_command(
         typer.Option("--bench", metavar="RUN.yaml", help="With `verify`: benchmark its cluster, and train it there."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
-    redfish: Redfish = None,
-    user: BmcUser = None,
-    password: PasswordFile = None,
-    ca: Authority = None,
+    redfish: parts.Redfish = None,
+    user: parts.BmcUser = None,
+    password: parts.PasswordFile = None,
+    ca: parts.Authority = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -86,9 +79,8 @@ def deploy_command(
     `rotate munge`, `exporter-token` or `database` draws a new secret, and takes the old one back if it does not work.
     """
     if step == "inventory":
-        print_inventory(stack_file, redfish, user, password, ca)
-    stack_file = _stack_of(step, stack_file)
-    _check_options(step, names, limit, bench, full=full, dry_run=dry_run)
+        parts.print_inventory(stack_file, redfish, user, password, ca)
+    stack_file = _checked(step, stack_file, names, limit, bench, full=full, dry_run=dry_run)
     from trainworks.api.deploying import Upkeep, apply_stack, check_stack, render_stack
 
     if step == "check":
@@ -102,8 +94,8 @@ def deploy_command(
             return print_or_write(render_stack(stack_file), into)
         if step == "verify":
             raise typer.Exit(_verified(stack_file, into, limit, bench, runs_folder(runs), full=full, as_json=as_json))
-        on_result = _print_result if not as_json else lambda result: None
-        on_step = _print_step if not as_json else lambda step: None
+        on_result = parts.print_result if not as_json else lambda result: None
+        on_step = parts.print_step if not as_json else lambda step: None
         if step in get_args(_UpkeepStep):
             upkeep = Upkeep(stack_file, into, wait_s, on_result, on_step, batch)
             if dry_run:
@@ -112,20 +104,23 @@ def deploy_command(
         else:
             apply = partial(apply_stack, limit=limit, dry_run=step == "diff", batch=batch, wait_s=wait_s)
             done = apply(stack_file, into, on_result=on_result, on_step=on_step)
-        _show_run(done, as_json=as_json)
+        parts.show_run(done, as_json=as_json)
         raise typer.Exit(int(done.failed or (step == "diff" and done.changed)))
 
 
-def _stack_of(step: str, stack_file: Path | None) -> Path:
+def _checked(
+    step: str,
+    stack_file: Path | None,
+    names: list[str] | None,
+    limit: str | None,
+    bench: Path | None,
+    *,
+    full: bool,
+    dry_run: bool,
+) -> Path:
+    """The stack file, unless there is none, or an option or a name that the step does not take."""
     if stack_file is None:
         raise UsageError("no stack file", place="STACK_FILE", hint=f"name it: `deploy {step} stack.yaml`")
-    return stack_file
-
-
-def _check_options(
-    step: str, names: list[str] | None, limit: str | None, bench: Path | None, *, full: bool, dry_run: bool
-) -> None:
-    """Refuse options and names that a step does not take."""
     if bench is not None and (step != "verify" or limit is not None):
         raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
     if full and bench is None:
@@ -134,6 +129,7 @@ def _check_options(
         raise UsageError("`--dry-run` is for `upgrade`", place="--dry-run", hint="`diff` shows what `apply` changes")
     if names and step in get_args(_InstallStep):
         raise UsageError(f"`{step}` takes no name", place=names[0], hint=f"choose hosts by `--limit {names[0]}`")
+    return stack_file
 
 
 def _verified(
@@ -159,25 +155,3 @@ def _verified(
         )
     show(accepted, as_json=as_json)
     return int(accepted.verdict != "accepted")
-
-
-def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
-    """Counts of each host; as JSON with every result that changed or failed."""
-    if as_json:
-        typer.echo(json.dumps({"changed": done.changed, "failed": done.failed, **asdict(done)}, indent=2))
-        return
-    for host in done.hosts:
-        counts = f"ok {host.ok}  changed {host.changed}  unreachable {host.unreachable}  failed {host.failed}"
-        typer.echo(f"{host.host}  {counts}")
-    if done.stopped:
-        typer.echo(f"stopped  {done.stopped}")
-
-
-def _print_result(result: TaskResult) -> None:
-    """One line for a result that changed or failed."""
-    typer.echo(f"{result.outcome}  {result.host}  {result.task}: {result.detail}")
-
-
-def _print_step(step: BatchStep) -> None:
-    """One line for a step of a batch."""
-    typer.echo(f"{step.step}  {','.join(step.hosts)}" + f": {step.detail}" * bool(step.detail))

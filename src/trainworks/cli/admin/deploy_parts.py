@@ -1,15 +1,21 @@
-"""Options and output of `trainworks deploy inventory`."""
+"""Options of `trainworks deploy inventory`, and what the steps of `trainworks deploy` print."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from trainworks.cli.options import option_errors
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
+
+if TYPE_CHECKING:
+    from trainworks.deploy.playbook import PlaybookRun, TaskResult
+    from trainworks.deploy.rollout import BatchStep
 
 Redfish = Annotated[
     str | None, typer.Option("--redfish", metavar="URL,...", help="With `inventory`: BMCs, in place of a CSV.")
@@ -31,7 +37,7 @@ def print_inventory(
     Raises:
         UsageError: an option is missing, or is not valid.
     """
-    from trainworks.api.deploying import bmc_login, take_inventory
+    from trainworks.api.proving.node_inventory import bmc_login, take_inventory
 
     if (hosts is None) == (redfish is None):
         raise UsageError("the hosts are in a CSV or behind BMCs", hint="name either a CSV or `--redfish URL,...`")
@@ -44,3 +50,25 @@ def print_inventory(
     for line in found.unanswered:
         say(line, err=True)
     raise typer.Exit(int(bool(found.unanswered)))
+
+
+def show_run(done: PlaybookRun, *, as_json: bool) -> None:
+    """Counts of each host; as JSON with every result that changed or failed."""
+    if as_json:
+        typer.echo(json.dumps({"changed": done.changed, "failed": done.failed, **asdict(done)}, indent=2))
+        return
+    for host in done.hosts:
+        counts = f"ok {host.ok}  changed {host.changed}  unreachable {host.unreachable}  failed {host.failed}"
+        typer.echo(f"{host.host}  {counts}")
+    if done.stopped:
+        typer.echo(f"stopped  {done.stopped}")
+
+
+def print_result(result: TaskResult) -> None:
+    """One line for a result that changed or failed."""
+    typer.echo(f"{result.outcome}  {result.host}  {result.task}: {result.detail}")
+
+
+def print_step(step: BatchStep) -> None:
+    """One line for a step of a batch."""
+    typer.echo(f"{step.step}  {','.join(step.hosts)}" + f": {step.detail}" * bool(step.detail))
