@@ -16,7 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from trainworks.api.deploying import bmc_login, take_inventory
+from trainworks.api.proving.node_inventory import bmc_login, take_inventory
 from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
 from trainworks.deploy.redfish import BmcLogin, BmcReport, read_bmcs

@@ -20,6 +20,7 @@ from trainworks.errors import UsageError
 __all__ = ["cluster"]
 
 EXAMPLE = Path("examples/cluster/stack.yaml")
+GROUPS = Path("examples/cluster/stack-groups.yaml")
 FABRIC = "fabric: {link: infiniband, devices: [mlx5_0], kernel: 6.8.0-60-generic}\n"
 HOSTS = ["login1", "store1", "gpu01", "gpu02", "gpu03", "gpu04"]
 PACKAGES = {
@@ -67,6 +68,21 @@ def test_the_database_goes_before_the_controller_the_other_servers_and_the_nodes
     found = {host: runs(slurm="25.05.3") for host in [*HOSTS, "ctl1", "db1"]}
     steps = planned(found, stack, size=2)
     assert [hosts for hosts, _ in steps] == ["db1", "ctl1", "login1", "gpu01,gpu02", "gpu03,gpu04"]
+
+
+def test_controllers_of_one_state_go_together_and_each_group_to_its_own_driver() -> None:
+    stack = Stack.model_validate(yaml.safe_load(GROUPS.read_text()))
+    hosts = [name for group in stack.nodes for name in group.names]
+    found = {host: runs(slurm="25.05.3", driver="580.126.18", kernel="6.8.0") for host in hosts}
+    steps = {
+        step.batch.hosts: {part: wanted for part, (_, wanted) in step.parts.items()}
+        for step in plan_upgrade(stack, found, 1).steps
+    }
+    assert list(steps)[:2] == [("db1",), ("ctl1", "ctl2")]
+    assert "driver" not in steps["cpu1",] and "driver" not in steps["mi1",]
+    found |= {host: runs(driver="570.1") for host in ("gpu1", "old1")}
+    drivers = {step.batch.hosts: step.parts.get("driver") for step in plan_upgrade(stack, found, 1).steps}
+    assert (drivers["gpu1",], drivers["old1",]) == (("570.1", "580"), ("570.1", "580.126.18"))
 
 
 def test_all_parts_of_a_node_change_in_one_step_and_only_where_they_differ() -> None:

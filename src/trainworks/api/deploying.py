@@ -1,13 +1,11 @@
-"""Describe and check a stack, render the configuration of its cluster, apply it, and keep the cluster after that."""
+"""Check a stack file, render the configuration of its cluster, apply it, and keep the cluster after that."""
 
 from __future__ import annotations
 
-import os
 import secrets
-import ssl
 import string
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.api.notices import silent
@@ -15,10 +13,9 @@ from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
-from trainworks.deploy.delivered import AppliedHosts, delivered_files, exporters
+from trainworks.deploy.delivered import AppliedHosts, delivered_files, exporters, secrets_of
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
-from trainworks.deploy.inventory import complaints, groups_of, hosts_behind, inventory_yaml, read_hosts
 from trainworks.deploy.layers import operating_system, packages_of, write_project
 from trainworks.deploy.node_groups import group_variables
 from trainworks.deploy.playbook import (
@@ -32,16 +29,13 @@ from trainworks.deploy.playbook import (
     run_playbook,
 )
 from trainworks.deploy.project import project_files
-from trainworks.deploy.redfish import BmcLogin, BmcReport, read_bmcs
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
 from trainworks.deploy.upgrade import UpgradePlan, UpgradeRecord, UpgradeStep, plan_upgrade
 from trainworks.deploy.verification import ClusterVerification, facts_of, probe, verify
-from trainworks.errors import ArgumentError, EnvironmentProblem, RunFileError, UnreachableError, UsageError
+from trainworks.errors import ArgumentError, EnvironmentProblem, RunFileError, UsageError
 from trainworks.files import write_atomic
 from trainworks.host import process
-from trainworks.host.listening import read_secret
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.measure.health.node_health import odd_ones_out
 from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
 from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
@@ -53,65 +47,6 @@ _NAMING_HOSTS = Playbook(tags=("base", "firewall", "storage", "scheduler", "moni
 _SECRETS = {"munge": ("munge.key", 128), "exporter-token": ("exporter_token", 32), "database": ("slurm_database", 32)}
 """File and length of each secret that can be replaced."""
 _TOKEN_FILE = "exporter.token"  # noqa: S105, a file beside prometheus.yml, which the role writes
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """The nodes of a cluster as a stack file has them."""
-
-    text: str
-    """`nodes:`, below what the hosts of a group do not have in common, and settings that training suffers from."""
-    unanswered: tuple[str, ...]
-    """BMCs without a report, each with the reason."""
-
-
-def bmc_login(user: str, password_file: Path | None = None, ca: Path | None = None) -> BmcLogin:
-    """The login of BMCs: the password is in a file that its owner alone reads, else in TRAINWORKS_BMC_PASSWORD.
-
-    Raises:
-        UsageError: the password is missing, or others can read it.
-        ArgumentError: `ca` cannot be read.
-    """
-    password = os.environ.get("TRAINWORKS_BMC_PASSWORD", "")
-    if password_file is not None:
-        password = read_secret(password_file, argument="password_file").strip()
-    if not password:
-        raise UsageError("no password of the BMCs", hint="set TRAINWORKS_BMC_PASSWORD, or name a `--password-file`")
-    try:
-        ssl.create_default_context(cafile=ca)
-    except OSError as error:
-        raise ArgumentError(f"no certificate in `{ca}`: {error.strerror or error}", argument="ca") from None
-    return BmcLogin(user, password, ca)
-
-
-def take_inventory(hosts: Path | None, bmcs: Sequence[str] = (), login: BmcLogin | None = None) -> Inventory:
-    """Describe the hosts of a list, or those behind some BMCs, as groups of a stack file.
-
-    Args:
-        hosts: CSV with the columns `host`, `address`, and where known `bmc`, `model`, `mac`, `serial`.
-        bmcs: addresses of BMCs, `https://10.0.0.1`, in place of a list.
-        login: how BMCs are asked; None asks none.
-
-    Raises:
-        UsageError: the list cannot be read, or has a wrong value, or neither a list nor BMCs are given.
-    """
-    found = read_hosts(read_text(hosts, "list of hosts"), hosts.name) if hosts else []
-    reports = read_bmcs([host.bmc for host in found if host.bmc] or bmcs, login) if login else {}
-    known = {bmc: report for bmc, report in reports.items() if isinstance(report, BmcReport)}
-    found = [replace(host, report=known.get(host.bmc)) for host in (found if hosts else hosts_behind(known))]
-    unanswered = tuple(f"{bmc}: {report}" for bmc, report in reports.items() if isinstance(report, str))
-    notes = [*unanswered, *(f"{bmc}: no {one}" for bmc, report in known.items() for one in report.unread)]
-    notes += [f"{host.name}: {one}" for host in found for one in complaints(host)]
-    if not found and unanswered:
-        raise UnreachableError(f"no BMC gave a report; {unanswered[0]}", hint="check the address, `--user` and `--ca`")
-    if not found:
-        raise UsageError("no host is known", hint="write a CSV with `host,address`, or name BMCs")
-    groups = groups_of(found)
-    for group in groups:
-        for odd in odd_ones_out({host.name: host.facts for host in group if host.report}):
-            usual = f", and {odd.usual} on most" if odd.usual else ""
-            notes.append(f"{', '.join(odd.nodes)}: {odd.fact} is {odd.value or 'not reported'}{usual}")
-    return Inventory(inventory_yaml(groups, notes), unanswered)
 
 
 def check_stack(path: Path | str) -> ReviewReport:
@@ -172,13 +107,8 @@ def _monitoring(stack: Stack) -> dict[str, str]:
     # the token travels unencrypted, between the nodes of one cluster
     setup = MonitoringSetup(page=stack.monitoring.page, ticket=stack.monitoring.ticket, token_file=_TOKEN_FILE)
     files = render_monitoring(setup, notify=silent)
-    groups = {name: group.roles for group in stack.nodes for name in group.names}
-    every = target_files(groups)
-    own = target_files(exporters(stack))
-    files |= {
-        "node.targets.json": every["node.targets.json"],
-        "trainworks.targets.json": own["trainworks.targets.json"],
-    }
+    own = "trainworks.targets.json"
+    files |= target_files(_names(stack)) | {own: target_files(exporters(stack))[own]}
     return files | (grafana_files() if stack.monitoring.grafana else {})
 
 
@@ -244,16 +174,10 @@ def verify_stack(path: Path | str, into: Path, *, limit: str | None = None, forc
     """
     stack, _ = _read(Path(path))
     files = write_stack(path, into, force=force)
-    hosts = [name for group in stack.nodes for name in group.names] if limit is None else hosts_of(into, limit)
-    delivered = delivered_files(stack, files, _secrets_of(into))
+    hosts = _names(stack) if limit is None else hosts_of(into, limit)
+    delivered = delivered_files(stack, files, secrets_of(into))
     paths = sorted({path for each in delivered.values() for path in each})
     return verify(stack, delivered, run_command(into, hosts, probe(stack, paths)))
-
-
-def _secrets_of(into: Path) -> dict[str, bytes]:
-    """Each secret of a project, by its name; empty before the first apply."""
-    folder = into / "secrets"
-    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,12 @@ def delivered_files(
     return found
 
 
+def secrets_of(project: Path) -> dict[str, bytes]:
+    """Each secret of a project, by its name; empty before the first apply."""
+    folder = project / "secrets"
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+
+
 def _copied(stack: Stack, files: Mapping[str, str], group: str, host: str) -> Iterator[DeliveredFile]:
     roles, paths = stack.group_names[group].roles, operating_system(stack).paths.model_dump()
     for pattern, folder, mode, of in _RULES:

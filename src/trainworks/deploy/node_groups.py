@@ -8,7 +8,7 @@ from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.stack_cluster import group_fabric, node_of
 from trainworks.config.stack import Stack
-from trainworks.config.stack_parts.layers import DriverPackages, NoPackages, OperatingSystem
+from trainworks.config.stack_parts.layers import NoPackages, OperatingSystem
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.software import GpuSoftware
 from trainworks.deploy import racks
@@ -84,23 +84,18 @@ def _nvidia(stack: Stack, group: NodeGroup, gpu: GpuSoftware, key: str) -> Mappi
         # where GPUs of several nodes are one NVLink domain
         "gpu_imex_packages": [packages.imex] if group.names[0] in racks.rack_of_nodes(stack) else [],
     }
-    branch = str(software.driver_branch(str(gpu.driver)))
+    branch, version = str(software.driver_branch(str(gpu.driver))), _driver_version(gpu)
     names = {
         variable: [name for one in each for name in named(one, key, system, branch=branch)]
         for variable, each in wanted.items()
     }
+    # of that version, or else of that branch
+    form = system.pinned("{name}", version) if version else packages.of_branch
     return {
-        **{variable: [_of_driver(name, gpu, system, packages) for name in each] for variable, each in names.items()},
+        **{variable: [form.format(name=name, branch=branch) for name in each] for variable, each in names.items()},
         "gpu_fabric_manager": has_manager,
         "gpu_peermem": bool(stack.fabric and stack.fabric.doca) and not is_open,
     }
-
-
-def _of_driver(name: str, gpu: GpuSoftware, system: OperatingSystem, packages: DriverPackages) -> str:
-    """A package of the version of a driver, or else of its branch, in the words of the package manager."""
-    if version := _driver_version(gpu):
-        return system.pinned(name, version)
-    return packages.of_branch.format(name=name, branch=software.driver_branch(str(gpu.driver)))
 
 
 def _driver_version(gpu: GpuSoftware) -> str:

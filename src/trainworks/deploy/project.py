@@ -196,6 +196,10 @@ def _variables(
     stack: Stack, packages: Mapping[str, object], slurm: Mapping[str, str], monitoring: Iterable[str]
 ) -> Mapping[str, object]:
     system, own = operating_system(stack), stack.own
+    sysctl = dict(by_host(stack, "sysctl.yaml", own.sysctl))
+    # a scan that moves pages from one socket to the other stops the threads that feed GPUs; ranks are bound anyhow.
+    # `-`: a kernel without the parameter is no failure
+    compute = {"-kernel.numa_balancing": "0", **sysctl.pop("compute", {})}
     return {
         "cluster_name": stack.name,
         "admin": stack.admin,
@@ -209,7 +213,7 @@ def _variables(
         **packages,
         **NO_GROUP,
         "further_packages": {key: list(names) for key, names in by_host(stack, "packages.yaml", own.packages).items()},
-        "sysctl": _sysctl(stack),
+        "sysctl": {"all": {}, "compute": compute, **sysctl},
         "own_files": [f"/{path}" for path in own.below("files")],
         "firewall_backend": firewall_of(stack),
         "firewall_sources": [str(stack.network)],
@@ -298,14 +302,6 @@ def _homes(stack: Stack) -> Mapping[str, object]:
         return {"at": _HOMES, "hosts": hosts[:1], "shared": True}
     own = [shared.server] if shared.server in stack.hosts("storage") else []
     return {"at": shared.export, "hosts": own, "shared": True}
-
-
-def _sysctl(stack: Stack) -> Mapping[str, Mapping[str, str]]:
-    """Parameters of the kernel by all, role or host; one with `-` may be missing, as on a kernel without it."""
-    # a scan that moves pages from one socket to the other stops the threads that feed GPUs; ranks are bound anyhow
-    ours: dict[str, dict[str, str]] = {"all": {}, "compute": {"-kernel.numa_balancing": "0"}}
-    own = by_host(stack, "sysctl.yaml", stack.own.sysctl)
-    return {key: {**ours.get(key, {}), **own.get(key, {})} for key in {**ours, **own}}
 
 
 def _ports(stack: Stack) -> Mapping[str, list[str]]:

@@ -119,7 +119,7 @@ def _report(bmc: _Bmc, root: Resource) -> BmcReport:
         return tuple(word(each.get("Model") or each.get("Name")) for one in chassis for each in bmc.members(one, key))
 
     def processors(kind: str) -> list[list[Resource]]:
-        """By system: the board of the GPUs may be one of its own, and list the processors of its host again."""
+        """Those of a kind by system: the board of the GPUs may be one of its own, with the host's processors again."""
         parts = [[each for each in bmc.members(system, "Processors") if _is_present(each)] for system in systems]
         return [[each for each in found if each.get("ProcessorType") == kind] for found in parts]
 

@@ -62,9 +62,10 @@ def plan_upgrade(
 ) -> UpgradePlan:
     """Steps from what the hosts run to a stack.
 
-    The host of slurmdbd goes first, then that of slurmctld, the other servers, and the compute nodes, rack by rack or
-    `size` at a time: each daemon understands older ones, and none a newer one. `unfinished` hosts are in the plan
-    although their packages may be there, since a daemon or a kernel may be the old one.
+    The host of slurmdbd goes first, then those of slurmctld, the other servers, and the compute nodes, rack by rack or
+    `size` at a time: each daemon understands older ones, and none a newer one. Controllers go together: an old backup
+    would take over from the one that stops, and write into the state that they share. `unfinished` hosts are in the
+    plan although their packages may be there, since a daemon or a kernel may be the old one.
 
     Raises:
         UsageError: a host did not answer, or Slurm or the kernel cannot go from one release to the other.
@@ -73,11 +74,12 @@ def plan_upgrade(
     if missing := [name for name in roles if not facts.get(name)]:
         raise UsageError(f"{', '.join(missing)} did not answer", hint="start it: an upgrade begins with all hosts")
     changes = {name: dict(_changes(stack, name, roles[name], facts[name], name in unfinished)) for name in roles}
-    servers = sorted(
-        (name for name in roles if roles[name] != {"compute"}),
-        key=lambda name: ("database" not in roles[name], "controller" not in roles[name]),
-    )
-    order = [Batch((name,), computes=False) for name in servers]
+    controllers = {name for name in roles if "controller" in roles[name]}
+    first = {name for name in roles if "database" in roles[name]}
+    first |= controllers if first & controllers else set()
+    servers = [first, controllers - first]
+    servers += [{name} for name in roles if roles[name] != {"compute"} and name not in first | controllers]
+    order = [Batch(tuple(name for name in roles if name in hosts), computes=False) for hosts in servers if hosts]
     order += [batch for batch in batches(stack, size) if batch.computes]
     steps: list[UpgradeStep] = []
     for batch in order:

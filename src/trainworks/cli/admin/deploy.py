@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import typer
 
-from trainworks.cli.admin.inventory import Authority, BmcUser, PasswordFile, Redfish, print_inventory
+from trainworks.cli.admin import deploy_parts as parts
 from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import show
 from trainworks.errors import UsageError
-from trainworks.report.rendering.printable import say
-
-if TYPE_CHECKING:
-    from trainworks.deploy.playbook import PlaybookRun, TaskResult
-    from trainworks.deploy.rollout import BatchStep
-    from trainworks.deploy.verification import ClusterVerification
-
 
 _InstallStep = Literal["check", "render", "diff", "apply", "verify"]
 _UpkeepStep = Literal["upgrade", "add", "remove", "replace", "backup", "restore", "rotate"]
@@ -65,10 +55,10 @@ def deploy_command(
         bool, typer.Option("--force", help="Replace files of the project that were changed by hand.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
-    redfish: Redfish = None,
-    user: BmcUser = None,
-    password: PasswordFile = None,
-    ca: Authority = None,
+    redfish: parts.Redfish = None,
+    user: parts.BmcUser = None,
+    password: parts.PasswordFile = None,
+    ca: parts.Authority = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,9 +82,8 @@ def deploy_command(
     `rotate munge`, `exporter-token` or `database` draws a new secret, and takes the old one back if it does not work.
     """
     if step == "inventory":
-        print_inventory(stack_file, redfish, user, password, ca)
-    stack_file = _stack_of(step, stack_file)
-    _check_options(step, names, limit, bench, full=full, dry_run=dry_run)
+        parts.print_inventory(stack_file, redfish, user, password, ca)
+    stack_file = _checked(step, stack_file, names, limit, bench, full=full, dry_run=dry_run)
     from trainworks.api.deploying import Upkeep, apply_stack, check_stack, verify_stack, write_stack
 
     if step == "check":
@@ -107,12 +96,12 @@ def deploy_command(
         if step == "render":
             return typer.echo("\n".join(map(str, map(into.joinpath, write_stack(stack_file, into, force=force)))))
         if step == "verify":
-            verified = partial(verify_stack, stack_file, into, force=force)
+            found = partial(verify_stack, stack_file, into, force=force)
             raise typer.Exit(
-                _verified(stack_file, verified, limit, bench, runs_folder(runs), full=full, as_json=as_json)
+                parts.verified(stack_file, found, limit, bench, runs_folder(runs), full=full, as_json=as_json)
             )
-        on_result = _print_result if not as_json else lambda result: None
-        on_step = _print_step if not as_json else lambda step: None
+        on_result = parts.print_result if not as_json else lambda result: None
+        on_step = parts.print_step if not as_json else lambda step: None
         if step in get_args(_UpkeepStep):
             upkeep = Upkeep(stack_file, into, wait_s, on_result, on_step, batch, force)
             if dry_run:
@@ -121,20 +110,23 @@ def deploy_command(
         else:
             apply = partial(apply_stack, limit=limit, dry_run=step == "diff", batch=batch, wait_s=wait_s, force=force)
             done = apply(stack_file, into, on_result=on_result, on_step=on_step)
-        _show_run(done, as_json=as_json)
+        parts.show_run(done, as_json=as_json)
         raise typer.Exit(int(done.failed or (step == "diff" and done.changed)))
 
 
-def _stack_of(step: str, stack_file: Path | None) -> Path:
+def _checked(
+    step: str,
+    stack_file: Path | None,
+    names: list[str] | None,
+    limit: str | None,
+    bench: Path | None,
+    *,
+    full: bool,
+    dry_run: bool,
+) -> Path:
+    """The stack file, unless there is none, or an option or a name that the step does not take."""
     if stack_file is None:
         raise UsageError("no stack file", place="STACK_FILE", hint=f"name it: `deploy {step} stack.yaml`")
-    return stack_file
-
-
-def _check_options(
-    step: str, names: list[str] | None, limit: str | None, bench: Path | None, *, full: bool, dry_run: bool
-) -> None:
-    """Refuse options and names that a step does not take."""
     if bench is not None and (step != "verify" or limit is not None):
         raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
     if full and bench is None:
@@ -143,55 +135,4 @@ def _check_options(
         raise UsageError("`--dry-run` is for `upgrade`", place="--dry-run", hint="`diff` shows what `apply` changes")
     if names and step in get_args(_InstallStep):
         raise UsageError(f"`{step}` takes no name", place=names[0], hint=f"choose hosts by `--limit {names[0]}`")
-
-
-def _verified(
-    stack_file: Path,
-    verify: Callable[..., ClusterVerification],
-    limit: str | None,
-    bench: Path | None,
-    runs: Path,
-    *,
-    full: bool,
-    as_json: bool,
-) -> int:
-    """Show what differs, with `bench` the acceptance of the cluster, too; the exit code."""
-    if bench is None:
-        verified = verify(limit=limit)
-        show(verified, as_json=as_json)
-        return int(verified.failed)
-    from trainworks.api.bench import accept_cluster
-
-    with option_errors(positional=dict.fromkeys(("run_file", "train", "cluster", "expect"), "--bench")):
-        accepted = accept_cluster(
-            stack_file,
-            bench,
-            verify,
-            full=full,
-            folder=runs,
-            progress=lambda line: say(line, err=True),
-        )
-    show(accepted, as_json=as_json)
-    return int(accepted.verdict != "accepted")
-
-
-def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
-    """Counts of each host; as JSON with every result that changed or failed."""
-    if as_json:
-        typer.echo(json.dumps({"changed": done.changed, "failed": done.failed, **asdict(done)}, indent=2))
-        return
-    for host in done.hosts:
-        counts = f"ok {host.ok}  changed {host.changed}  unreachable {host.unreachable}  failed {host.failed}"
-        typer.echo(f"{host.host}  {counts}")
-    if done.stopped:
-        typer.echo(f"stopped  {done.stopped}")
-
-
-def _print_result(result: TaskResult) -> None:
-    """One line for a result that changed or failed."""
-    typer.echo(f"{result.outcome}  {result.host}  {result.task}: {result.detail}")
-
-
-def _print_step(step: BatchStep) -> None:
-    """One line for a step of a batch."""
-    typer.echo(f"{step.step}  {','.join(step.hosts)}" + f": {step.detail}" * bool(step.detail))
+    return stack_file

@@ -146,7 +146,7 @@ class Layers:
     folder: str = ""
     variables: Mapping[str, object] = field(default_factory=dict)
     packages: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By `all`, role or hosts."""
+    """Names of packages by `all`, role or hosts."""
     sysctl: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     roles: Mapping[str, OwnRole] = field(default_factory=dict)
     texts: Mapping[str, str] = field(default_factory=dict)

@@ -45,7 +45,7 @@ class Partition(Spec):
     qos: tuple[AccountName, ...] = ()
     """QOS of the jobs that it takes; all when left out."""
     tier: Annotated[int, Field(ge=1, le=65533)] = 1
-    """Of partitions over the same nodes, Slurm looks at the one of the highest tier first."""
+    """Rank among partitions over the same nodes: Slurm looks at the one of the highest tier first."""
     preempt: Literal["requeue", "cancel"] | None = None
     """What happens to running jobs of this partition where a higher tier needs their nodes; they keep them when left
     out."""

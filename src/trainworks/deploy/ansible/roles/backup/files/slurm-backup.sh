@@ -4,7 +4,7 @@
 set -euo pipefail
 umask 077
 folder=${BACKUP_FOLDER:-/var/backups/slurm}
-state=${STATE_FOLDER:-/var/spool/slurmctld}
+state=${STATE_FOLDER:-$(sed -n 's/^StateSaveLocation=//p' /etc/slurm/slurm.conf 2> /dev/null || true)}
 database=${DATABASE:-slurm_acct_db}
 name=${1:-$(date --utc +%Y%m%dT%H%M%SZ)}
 [[ $name =~ ^[A-Za-z0-9._-]+$ ]] || { echo "slurm-backup.sh: '$name' is no name of a file" >&2; exit 2; }
@@ -29,11 +29,14 @@ if [ -e "${SLURMDBD_CONF:-/etc/slurm/slurmdbd.conf}" ]; then
     [ "$(zcat "$part" | tail -n 1)" = "-- Dump completed" ] || { echo "slurm-backup.sh: the dump is not complete" >&2; exit 1; }
     keep "$part" "$folder/database-$name.sql.gz"
 fi
-if [ -e "$state/clustername" ]; then
+# of a folder that controllers share, the file server takes root for nobody
+reader=()
+if [ ! -e "$state/clustername" ] && id slurm > /dev/null 2>&1; then reader=(runuser -u slurm --); fi
+if "${reader[@]}" test -e "$state/clustername"; then
     part=$folder/.state-$name.part
     # slurmctld replaces its files by new ones: one that goes while tar reads the folder is there anew in the next try
     for try in 1 2 3; do
-        if tar --create --gzip --file "$part" --directory "$state" .; then break; fi
+        if "${reader[@]}" tar --create --gzip --directory "$state" . > "$part"; then break; fi
         [ "$try" != 3 ] || { echo "slurm-backup.sh: $state changed while it was copied" >&2; exit 1; }
     done
     keep "$part" "$folder/state-$name.tar.gz"
