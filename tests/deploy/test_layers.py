@@ -86,6 +86,24 @@ def test_a_partition_follows_our_lines_under_the_name_of_its_file(project: Path)
     assert "PartitionName=long" in own and "PartitionName=train" in ours
 
 
+def test_groups_keep_their_files_and_partitions_beside_layers(tmp_path: Path) -> None:
+    layers = {
+        "vars.yaml": "gpu_driver_version: 580.126.20-*\n",
+        "slurm.d/long.conf": "PartitionName=long Nodes=gpu1 MaxTime=30-0\n",
+    }
+    files = render_stack(stack_in(tmp_path, layers, Path("examples/cluster/stack-groups.yaml")))
+    groups = {name: yaml.safe_load(files[f"group_vars/nodes_{name}.yaml"]) for name in ("h100", "a100", "cpu")}
+    versions = {name: found.get("gpu_driver_version") for name, found in groups.items()}
+    assert versions == {"h100": "580.126.20-*", "a100": "580.126.20-*", "cpu": None}
+    assert yaml.safe_load(files["group_vars/all.yaml"])["gpu_driver_version"] == ""
+    assert (
+        files["roles/scheduler/files/nodes_h100/health_check.sh"]
+        != files["roles/scheduler/files/nodes_cpu/health_check.sh"]
+    )
+    partitions = re.findall(r"^PartitionName=(\w+)", files["roles/scheduler/files/slurm.conf"], re.MULTILINE)
+    assert {"train", "spare", "amd"} <= {*partitions} and partitions[-1] == "long"
+
+
 def test_roles_of_ones_own_have_a_play_at_their_place(project: Path, tmp_path: Path) -> None:
     plays = yaml.safe_load((project / "site.yaml").read_text())
     order = [role["role"] for play in plays for role in play["roles"]]
