@@ -44,7 +44,7 @@ LAYERS = {
 
 def stack_in(folder: Path, layers: dict[str, str], example: Path = EXAMPLE, **changes: str) -> Path:
     """An example with other texts, and layers beside it."""
-    text = example.read_text()
+    text = f"{example.read_text()}firewall: true\n"
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)

@@ -59,7 +59,7 @@ class Stack(Spec):
     kubernetes: software.KubernetesBundle | None = None
     monitoring: software.Monitoring | None = None
     users: tuple[StackUser, ...] = ()
-    firewall: bool = True
+    firewall: bool = False
     """Let each node accept what its roles need, from `network` and the fabric alone; ssh from everywhere. Without it,
     and with `kubernetes`, whose network sets its own rules, no rule is written."""
     kernel_arguments: tuple[KernelArgument, ...] = ()
