@@ -338,6 +338,64 @@ def test_nft_accepts_the_rules(project: Path, tmp_path: Path) -> None:
     subprocess.run(["nft", "--check", "--file", tmp_path / "rules"], check=True)
 
 
+LISTEN = """
+import selectors, socket
+found = selectors.DefaultSelector()
+for port in (22, 5555, 6817):
+    found.register(socket.create_server(("", port)), selectors.EVENT_READ)
+print("listening", flush=True)
+while True:
+    for key, _ in found.select():
+        key.fileobj.accept()[0].close()
+"""
+CONNECT = """
+import socket, sys
+for port in (22, 6817, 5555):
+    try:
+        socket.create_connection((sys.argv[1], port), timeout=2).close()
+        print(port, "open")
+    except OSError as error:
+        print(port, "silent" if isinstance(error, TimeoutError) else "refused")
+"""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(shutil.which("nft") is None, reason="needs nft of the package nftables")
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: what the rules let through; needs root for namespaces")
+def test_the_kernel_lets_the_network_of_the_cluster_in_and_others_to_ssh_alone(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "rules").write_text(template(project, "login1", project / NFTABLES, tmp_path))
+    server, client = (f"tw-{os.getpid()}-{end}" for end in "sc")
+    inside = [["ip", "netns", "exec", name] for name in (server, client)]
+    listening = None
+    try:
+        for command in (
+            f"ip netns add {server}",
+            f"ip netns add {client}",
+            f"ip link add eth0 netns {server} type veth peer name eth0 netns {client}",
+            *(f"ip -n {name} link set eth0 up" for name in (server, client)),
+            f"ip -n {server} address add 10.10.0.10/16 dev eth0",
+            f"ip -n {client} address add 10.10.9.9/16 dev eth0",
+            f"ip -n {server} address add 10.99.0.1/24 dev eth0",
+            f"ip -n {client} address add 10.99.0.2/24 dev eth0",
+            f"ip netns exec {server} nft --file {tmp_path / 'rules'}",
+        ):
+            subprocess.run(command.split(), check=True)
+        listening = subprocess.Popen([*inside[0], sys.executable, "-c", LISTEN], stdout=subprocess.PIPE)
+        assert listening.stdout is not None and listening.stdout.readline() == b"listening\n"
+        answers = [
+            subprocess.check_output([*inside[1], sys.executable, "-c", CONNECT, address], text=True).splitlines()
+            for address in ("10.10.0.10", "10.99.0.1")
+        ]
+        assert answers[0] == ["22 open", "6817 open", "5555 refused"]
+        assert answers[1] == ["22 open", "6817 silent", "5555 silent"]
+    finally:
+        if listening is not None:
+            listening.kill()
+            listening.communicate()
+        for name in (server, client):
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
 @pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="needs systemd-tmpfiles")
 def test_systemd_sets_the_governor_and_huge_pages(project: Path, tmp_path: Path) -> None:
     task = yaml.safe_load((project / "roles/tuning/tasks/main.yaml").read_text())[0]["ansible.builtin.copy"]
