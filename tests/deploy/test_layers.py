@@ -366,6 +366,9 @@ def test_the_kernel_lets_the_network_of_the_cluster_in_and_others_to_ssh_alone(p
     (tmp_path / "rules").write_text(template(project, "login1", project / NFTABLES, tmp_path))
     server, client = (f"tw-{os.getpid()}-{end}" for end in "sc")
     inside = [["ip", "netns", "exec", name] for name in (server, client)]
+    probe_rules = f"ip netns add {server} && ip netns exec {server} nft add table inet probe; found=$?"
+    if subprocess.run(["bash", "-c", f"{probe_rules}; ip netns delete {server}; exit $found"], check=False).returncode:
+        pytest.skip("NOT TESTED: what the rules let through; this kernel has no namespaces, or no nftables")
     listening = None
     try:
         for command in (
