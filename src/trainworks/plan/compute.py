@@ -5,9 +5,9 @@ f feed-forward, V vocabulary, t tensor-parallel degree, e bytes of an activation
 
 A product [m, k] x [k, n] is cut into tiles that the multiprocessors work off in waves:
 
-    tiles  = batch * ceil(m / tile) * ceil(n / tile)
+    tiles  = batch * ceil(m / tm) * ceil(n / tn)
     waves  = tiles / P, of which the idle part of the last wave is lost by `wave_loss`
-    T      = waves * P * 2 tile^2 (k + depth_half) / rate, not below the time its bytes take
+    T      = waves * P * 2 tm tn (k + depth_half) / rate, not below the time its bytes take
 
 A kernel of the attention has the share of the peak that its published tables show (`trainworks catalog list kernels`).
 A table of FLOP/s r by sequence length T becomes two numbers, by least squares of the relative errors of
@@ -41,8 +41,8 @@ from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.layouts import Array, Values
 
-_TILE = 128
-"""Rows and columns of a tile. Source: NVIDIA, Matrix Multiplication Background User's Guide, section 3.1."""
+_TILE_ROWS, _TILE_COLUMNS = 256, 128
+"""Source: the most efficient tiles of cuBLAS; NVIDIA, Matrix Multiplication Background User's Guide, section 2.3."""
 _ROWWISE_SHARE = 0.77
 """Rate of 8-bit products with scales by rows and their casts, over that of one scale per tensor. Source: 6,424 for
 7,186 tokens/s of an 8B model on 8 H100 (pytorch/torchtitan at 7a04053). With scales by blocks 134 published runs are as
@@ -183,9 +183,10 @@ def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Value
     if device.measured_products:
         return _measured_product_s(2.0 * batch * m * n * k, device)
     coefficients = device.coefficients
-    waves = batch * np.ceil(m / _TILE) * np.ceil(n / _TILE) / device.multiprocessors
+    waves = batch * np.ceil(m / _TILE_ROWS) * np.ceil(n / _TILE_COLUMNS) / device.multiprocessors
     waves = waves + coefficients.wave_loss * (np.ceil(waves) - waves)
-    flops = waves * device.multiprocessors * 2.0 * _TILE**2 * (k + coefficients.depth_half)
+    depth = k + coefficients.depth_half
+    flops = waves * device.multiprocessors * 2.0 * _TILE_ROWS * _TILE_COLUMNS * depth
     traffic_bytes = device.element_bytes * batch * (m * k + k * n + m * n)
     seconds: Array = np.maximum(flops / device.product_flops_per_s, traffic_bytes / device.memory_bytes_per_s)
     return seconds
