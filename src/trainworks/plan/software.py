@@ -17,7 +17,7 @@ _LOGIT_BYTES = 56.0
 gradients."""
 
 _DISTRIBUTED_OPERATIONS = 300
-"""Of the nine distributed modules of a block. Count: a linear layer whose weight is a DTensor takes the host as long as
+"""The nine distributed modules of a block. Count: a linear layer whose weight is a DTensor takes the host as long as
 35 plain operations, forward and backward (measured with PyTorch 2.13 on a CPU)."""
 
 

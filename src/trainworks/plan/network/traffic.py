@@ -39,9 +39,9 @@ Placement = Literal["in order", "scattered"]
 PLACEMENTS: tuple[Placement, ...] = get_args(Placement)
 
 _HOP_S = {"InfiniBand": 200e-9}
-"""Of a switch whose vendor says nothing. Assumed: between the 130 ns of HDR and what third parties say of NDR."""
+"""Latency of a switch whose vendor names none. Assumed: between the 130 ns of HDR and what third parties say of NDR."""
 _OTHER_HOP_S = 600e-9
-"""Of an Ethernet switch or a NIC. Assumed."""
+"""Latency of an Ethernet switch or a NIC. Assumed."""
 _HOP_SOURCE = "assumption: 200 ns through an InfiniBand switch, 600 ns through an Ethernet switch or a NIC"
 
 MESSAGE_BYTES = (1e6, 64e6, 1e9)
