@@ -39,13 +39,12 @@ def test_a_compiled_program_is_faster_and_smaller_than_an_eager_one(framework: s
     assert memory_bytes(framework=framework, compiled=False) > memory_bytes(framework=framework, compiled=True)
 
 
-def test_scales_of_rows_and_blocks_cost_a_part_of_what_8_bits_save() -> None:
-    times = [
+def test_scales_of_rows_cost_a_part_of_what_8_bits_save() -> None:
+    whole, blocks, rows = (
         step_s("fp8", framework="torchtitan", fp8_recipe=recipe) for recipe in ("tensorwise", "blockwise", "rowwise")
-    ]
-    assert times == sorted(times)
-    assert times[-1] < step_s("bf16", framework="torchtitan")
-    assert step_s("fp8", framework="torchtitan") == times[0]
+    )
+    assert whole == blocks < rows < step_s("bf16", framework="torchtitan")
+    assert step_s("fp8", framework="torchtitan") == whole
 
 
 def test_the_recipe_of_8_bits_does_not_change_16_bits() -> None:

@@ -13,11 +13,12 @@ attention; all but attention and every second product (torchtitan's `op` policy)
 projections around attention (`save_dot_except_mlp`) or those before it (`save_qkv_proj`)."""
 
 _LOGIT_BYTES = 56.0
-"""Bytes of one logit in the loss of the worker: 14 passes in fp32 of cast, log-softmax, loss and their gradients."""
+"""Bytes of one logit in the loss of the worker. Count: 14 passes in fp32 of cast, log-softmax, loss and their
+gradients."""
 
 _DISTRIBUTED_OPERATIONS = 300
-"""The nine distributed modules of a block: a linear layer whose weight is a DTensor takes the host as long as 35 plain
-operations, forward and backward (measured with PyTorch 2.13 on a CPU)."""
+"""The nine distributed modules of a block. Count: a linear layer whose weight is a DTensor takes the host as long as
+35 plain operations, forward and backward (measured with PyTorch 2.13 on a CPU)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +172,12 @@ class Software:
 PRESENT = 2026
 """Year of a program that is named without one."""
 _FUSED_SINCE = 2023
+"""Source: PyTorch 2.0, of March 2023, is the first with fused attention."""
 _DEEP_EP_SINCE = 2025
+"""Source: deepseek-ai/DeepEP, published in February 2025."""
 _COMPILED_SINCE = 2024
-"""PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
+"""Source: PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled
+runs."""
 _TORCH = Software(
     attention="flash-2",
     fused_kernels=False,
@@ -188,7 +192,8 @@ _TORCH = Software(
     sent_gradient_bytes=2,
     framework="torch",
 )
-"""PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
+"""PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits.
+Count: see the fields of `Software`."""
 _OTHER = Software(attention="flash-2", tensor_overlap=False, by_domain=False, framework="other")
 
 
@@ -228,8 +233,9 @@ def worker_software(
 
 _COMPILED = replace(_TORCH, fused_kernels=True)
 _IN_16_BITS = replace(_TORCH, gradient_bytes=2, optimizer_bytes=4.0)
+"""Weights, gradients and moments in bf16. Count: 2 bytes each."""
 _IN_BOTH: dict[str, Any] = {"gradient_bytes": 6, "sent_gradient_bytes": 4}
-"""Gradients in 16 bits beside those that are summed in 32."""
+"""Count: gradients in 16 bits beside those that are summed in 32."""
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
     # deepspeed/runtime/bf16_optimizer.py. A pipeline keeps the fp32 logits of two micro-batches, the loss a clone of
@@ -245,6 +251,7 @@ _PROGRAMS: dict[Family, Software] = {
     "torchtune": _IN_16_BITS,
     # FlashAttention's cross entropy keeps the logits and makes their gradient (`loss_fn: fused_crossentropy`).
     "llm-foundry": replace(_TORCH, loss_bytes=2.0),
+    # `weight_dtype: float32` of MaxText's base.yml, and two moments beside it.
     "jax": replace(
         _OTHER,
         attention="cudnn",
@@ -270,12 +277,14 @@ _PROGRAMS: dict[Family, Software] = {
         shares="products",
         **_IN_BOTH,
     ),
+    # As of their sources' tables no more is known: assumed.
     "oneflow": _OTHER,
     "paddle": replace(_OTHER, fused_kernels=False, loss_bytes=12.0, gradient_bytes=2),
     "torch": _TORCH,
 }
-"""Programs of today, as they come. Nanotron has Triton's RMSNorm, FlashAttention's rotations, and one product for
-queries, keys and values: but for the gate, its kernels are as a compiler's (huggingface/nanotron at 03b83fc)."""
+"""Programs of today, as they come. Source: the files and settings beside each. Nanotron has Triton's RMSNorm,
+FlashAttention's rotations, and one product for queries, keys and values: but for the gate, its kernels are as a
+compiler's (huggingface/nanotron at 03b83fc)."""
 
 
 def planned_software(block: TrainingSoftware | None, *, compiled: bool | None) -> Software:

@@ -36,8 +36,8 @@ MAX_LAYOUTS = 10_000_000
 NEVER_SEARCHED = ("gradient_compression", "powersgd_rank", "expert_capacity", "fp8_all_gather")
 """Options that change what is trained: a search takes them as they are written."""
 _LEAST_TOKENS = 4096
-"""Tokens of a sequence that a rank keeps under context parallelism, in the usual space: published runs of 8k tokens
-split in two, those of 128k in 16 or less."""
+"""Tokens of a sequence that a rank keeps under context parallelism, in the usual space. Set to: published runs, of 8k
+tokens split in two, those of 128k in 16 or less."""
 
 
 class _Filling(NamedTuple):
