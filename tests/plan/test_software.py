@@ -68,6 +68,16 @@ def test_a_silent_pytorch_program_is_compiled_where_its_published_runs_are(frame
     assert planned(framework=framework).fused_kernels is compiled
 
 
+@pytest.mark.parametrize(
+    ("framework", "in_bf16", "in_fp16"),
+    [("Megatron-LM", 4, 2), ("Megatron-DeepSpeed 2022", 6, 2), ("torchtitan", 4, 4), ("Trainworks", 4, 4)],
+)
+def test_megatron_sums_gradients_of_fp16_in_16_bits(framework: str, in_bf16: int, in_fp16: int) -> None:
+    block = TrainingSoftware(framework=framework)
+    found = [planned_software(block, compiled=None, precision=each).gradient_bytes for each in ("bf16", "fp16")]
+    assert found == [in_bf16, in_fp16]
+
+
 @pytest.mark.parametrize("framework", ["Megatron-LM", "MaxText"])
 def test_kernels_that_a_program_fuses_itself_stay_fused(framework: str) -> None:
     assert planned(framework=framework, compiled=False).fused_kernels

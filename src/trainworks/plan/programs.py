@@ -101,7 +101,7 @@ def programs(
     for name, of_family in ({framework: 1.0} if family_of(framework) else unnamed).items():
         known = year or year_of(name)
         for at, of_year in {known: 1.0}.items() if known else _years(shown).items():
-            of = {"year": at, "attention": attention, **more}
+            of = {"year": at, "attention": attention, "precision": shown.precision, **more}
             usual = Software.of(name, compiled=compiled, **of)
             is_open = compiled is None and usual.framework == "torch" and at > _FIRST_FUSED and not usual.fused_kernels
             share = _COMPILED_SHARES[shown.is_usually_eager] if is_open else 0.0

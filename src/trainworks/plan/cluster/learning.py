@@ -258,7 +258,9 @@ def _observations(measurement: ClusterMeasurement, fit: LinkFit) -> Iterator[Obs
 
 def _step(step: MeasuredStep, measurement: ClusterMeasurement, links: LinkFactors) -> Observation:
     software = planned_software(
-        step.software, compiled=step.fused_kernels or (None if step.software is None else False)
+        step.software,
+        compiled=step.fused_kernels or (None if step.software is None else False),
+        precision=step.precision,
     )
     programs = planned_programs(software, step.precision, measurement.cluster.accelerator)
     job = TrainingJob(
