@@ -8,6 +8,7 @@ A product [m, k] x [k, n] is cut into tiles that the multiprocessors work off in
     tiles  = batch * ceil(m / tm) * ceil(n / tn)
     waves  = tiles / P, of which the idle part of the last wave is lost by `wave_loss`
     T      = waves * P * 2 tm tn (k + depth_half) / rate, not below the time its bytes take
+             (fewer tiles than P are split along k, as far as 1024 remain of it)
 
 A kernel of the attention has the share of the peak that its published tables show (`trainworks catalog list kernels`).
 A table of FLOP/s r by sequence length T becomes two numbers, by least squares of the relative errors of
@@ -43,6 +44,9 @@ from trainworks.plan.layouts import Array, Values
 
 _TILE_ROWS, _TILE_COLUMNS = 256, 128
 """Source: the most efficient tiles of cuBLAS; NVIDIA, Matrix Multiplication Background User's Guide, section 2.3."""
+_SHORTEST_SPLIT = 1024
+"""Inner dimension that a part of a product keeps, where few tiles are split along it to fill the processors, as in the
+gradient of a convolution's weights. Assumed."""
 _ROWWISE_SHARE = 0.77
 """Rate of 8-bit products with scales by rows and their casts, over that of one scale per tensor. Source: 6,424 for
 7,186 tokens/s of an 8B model on 8 H100 (pytorch/torchtitan at 7a04053). With scales by blocks 134 published runs are as
@@ -183,9 +187,11 @@ def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Value
     if device.measured_products:
         return _measured_product_s(2.0 * batch * m * n * k, device)
     coefficients = device.coefficients
-    waves = batch * np.ceil(m / _TILE_ROWS) * np.ceil(n / _TILE_COLUMNS) / device.multiprocessors
+    tiles = batch * np.ceil(m / _TILE_ROWS) * np.ceil(n / _TILE_COLUMNS)
+    splits = np.minimum(np.maximum(np.floor(device.multiprocessors / tiles), 1.0), np.maximum(k // _SHORTEST_SPLIT, 1))
+    waves = tiles * splits / device.multiprocessors
     waves = waves + coefficients.wave_loss * (np.ceil(waves) - waves)
-    depth = k + coefficients.depth_half
+    depth = k / splits + coefficients.depth_half
     flops = waves * device.multiprocessors * 2.0 * _TILE_ROWS * _TILE_COLUMNS * depth
     traffic_bytes = device.element_bytes * batch * (m * k + k * n + m * n)
     seconds: Array = np.maximum(flops / device.product_flops_per_s, traffic_bytes / device.memory_bytes_per_s)

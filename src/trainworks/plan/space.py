@@ -63,10 +63,10 @@ def recomputations(job: AnyJob) -> list[Recompute]:
     """
     if isinstance(job.shape, ConvNetShape):
         return [Recompute.NONE]
-    if not job.software.sequence_parallel:
-        return [Recompute.NONE, Recompute.FULL]
-    useless = job.software.fused_attention and not recomputes_modules(job.shape, job.software)
-    return [Recompute.NONE, Recompute.FULL] if useless else list(Recompute)
+    software = job.software
+    useless = software.selective == "attention" and software.fused_attention
+    useless = useless and not recomputes_modules(job.shape, software)
+    return [Recompute.NONE, Recompute.FULL] if useless or not software.sequence_parallel else list(Recompute)
 
 
 def fast_ranks(job: AnyJob) -> int:
