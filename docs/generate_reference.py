@@ -201,6 +201,7 @@ def stack_file_page() -> str:
         ("", stack.Stack),
         ("nodes[]", nodes.NodeGroup),
         ("nodes[].hardware", nodes.Hardware),
+        ("nodes[].fabric", fabric.NodeAdapters),
         ("gpu", parts.GpuSoftware),
         ("fabric", fabric.Fabric),
         ("fabric.mpi", fabric.MpiJobs),
@@ -275,7 +276,8 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
-        return f"`[{', '.join(str(part) for part in value)}]`"
+        parts_of = (part.model_dump(exclude_unset=True) if isinstance(part, BaseModel) else part for part in value)
+        return f"`[{', '.join(str(part) for part in parts_of)}]`"
     return f"`{format_duration(value)}`" if _is_duration(field) else f"`{value}`"
 
 

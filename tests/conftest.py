@@ -72,6 +72,7 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TRAINWORKS_DATA", str(folder))
         patched.setenv("TRAINWORKS_LEDGER", str(folder / "ledger"))
+        patched.setenv("TRAINWORKS_CATALOG", "")
         patched.delenv("COLUMNS", raising=False)
         yield folder
 

@@ -312,7 +312,7 @@ def test_a_remark_in_brackets_is_left_out_and_noted() -> None:
         ("4 nodes of 8x H100 over InfiniBand", "has no speed"),
         ("4 nodes of 8x H100 over 8x ConnectX-7", "is a network card"),
         ("2x GN12V.8XLARGE320", "in the style of a Tencent Cloud instance"),
-        ("4x ecs.gn7i-c32g1.8xlarge", "in the style of an Alibaba Cloud instance"),
+        ("4x ecs.gn8v-tee.4xlarge", "in the style of an Alibaba Cloud instance"),
         ("DGX SuperPOD", "has no fixed number of nodes"),
         ("TPU v4-512", "a slice of a TPU pod"),
         ("8x RTX 4070 Laptop", "is a consumer card"),

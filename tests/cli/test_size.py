@@ -456,7 +456,7 @@ def test_nodes_without_a_stack_file_are_proposed_all_the_same(run_file: Path) ->
     done = trainworks_program(
         "size", "run.yaml", "--only", "MI300X", "--deadline", "9d", "--write-stack", "s.yaml", folder=folder
     )
-    assert done.returncode == 2 and "a stack file is for nodes with GPUs of NVIDIA" in done.stderr
+    assert done.returncode == 2 and "a stack is proposed for GPUs of NVIDIA" in done.stderr
     assert "verdict\nRent 1 x MI300X node" in done.stdout and not (folder / "s.yaml").exists()
 
 

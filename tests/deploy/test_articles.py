@@ -37,7 +37,8 @@ images: [{name: train, base: "docker.io/library/python:3.12-slim@sha256:%s", cud
 monitoring: {}
 """ % ("12" * 32)
 SLURM, FABRIC, STORAGE = "roles/scheduler/files", "roles/fabric/files", "roles/storage/files"
-VARIABLES, ROLE = "group_vars/all.yaml", "roles/{}/tasks/main.yaml"
+VARIABLES, ROLE = "group_vars/nodes_gpu_node.yaml", "roles/{}/tasks/main.yaml"
+NVIDIA = "roles/gpu/tasks/nvidia.yaml"
 SNIPPETS = [
     # what the article has, the file, the line that stands there instead, and words of its reason
     (
@@ -53,12 +54,17 @@ SNIPPETS = [
     ("no gres.conf", f"{SLURM}/gres.conf", r"NodeName=gpu-node\[1-8\] Name=gpu", "device files"),
     ("no cgroup.conf", f"{SLURM}/cgroup.conf", r"ConstrainDevices=yes", "mere request"),
     ("apt-get install nvidia-driver-525 cuda-toolkit", ROLE.format("gpu"), r"- name: Install the driver", "No CUDA"),
-    ("no fabric manager", ROLE.format("gpu"), r"- name: Start the fabric manager", "do not start CUDA"),
+    ("no fabric manager", NVIDIA, r"- name: Start the fabric manager", "do not start CUDA"),
     ("tar -xvf nccl_*.txz; cp to /usr/local", ROLE.format("environments"), r"- name: Install PyTorch", "NCCL"),
     ("--extra-index-url .../cu120", ROLE.format("environments"), r"- name: Install PyTorch", "One index"),
     ("git clone ucx; make install", f"{FABRIC}/openmpi-mca-params.conf", r"pml = ucx", "fall back to TCP"),
-    ("NCCL_IB_HCA=mlx5_0:1", f"{FABRIC}/nccl.conf", r"NCCL_IB_HCA==mlx5_0", "whole names"),
-    ("NCCL_SOCKET_IFNAME=^lo,docker0", f"{FABRIC}/nccl.conf", r"NCCL_SOCKET_IFNAME=\^lo,docker0", "no other node"),
+    ("NCCL_IB_HCA=mlx5_0:1", f"{FABRIC}/nodes_gpu_node/nccl.conf", r"NCCL_IB_HCA==mlx5_0", "whole names"),
+    (
+        "NCCL_SOCKET_IFNAME=^lo,docker0",
+        f"{FABRIC}/nodes_gpu_node/nccl.conf",
+        r"NCCL_SOCKET_IFNAME=\^lo,docker0",
+        "no other node",
+    ),
     ("FROM nvidia/cuda:11.6.0-cudnn8-runtime", "images/train/Containerfile", r"FROM .*@sha256:", "wheels bring CUDA"),
     ("pip install torch torchvision", "images/train/Containerfile", r"RUN python3 -m venv", "hash of the lock"),
     ("root user", "images/train/Containerfile", r"USER 1000:1000", "root"),

@@ -81,21 +81,22 @@ def shortened(text: str) -> str:
 
 
 def test_each_line_that_is_not_obvious_has_its_reason(roce, cumulus, eos, infiniband, golden) -> None:
-    files = [(name, roce[f"{ROLE}/{name}"]) for name in ("nccl.conf", "roce-host.sh", "roce-check.sh", "ucx.conf")]
+    own = ("nccl.conf", "roce-host.sh", "roce-check.sh", "ucx.conf")
+    files = [(name, roce[f"{ROLE}/nodes_gpu/{name}"]) for name in own]
     files += [("gpu16/50-rail7.network", roce[f"{ROLE}/gpu16/50-rail7.network"])]
     files += [(name, shortened(cumulus[f"switches/{name}"])) for name in ("leaf2.nvue.sh", "spine1.nvue.sh")]
     files += [("leaf2.eos", shortened(eos["switches/leaf2.eos"]))]
-    names = ("nccl.conf", "login1/opensm.conf", "login1/partitions.conf", "openmpi-mca-params.conf", "mpi-check.sh")
-    files += [(f"infiniband: {name}", infiniband[f"{ROLE}/{name}"]) for name in names]
+    names = ("nodes_gpu/nccl.conf", "login1/opensm.conf", "login1/partitions.conf", "openmpi-mca-params.conf")
+    files += [(f"infiniband: {name}", infiniband[f"{ROLE}/{name}"]) for name in (*names, "nodes_gpu/mpi-check.sh")]
     golden("deploy_fabric.txt", "\n".join(f"# --- {name}\n{text}" for name, text in files))
 
 
 def test_hosts_switches_nccl_and_ucx_agree(roce, eos) -> None:
-    host, nccl = roce[f"{ROLE}/roce-host.sh"], roce[f"{ROLE}/nccl.conf"]
+    host, nccl = roce[f"{ROLE}/nodes_gpu/roce-host.sh"], roce[f"{ROLE}/nodes_gpu/nccl.conf"]
     code_point, priority = re.search(r"dscp-prio (\d+):(\d+)", host).groups()
     assert f"{priority}:on" in host
     assert f"NCCL_IB_TC={int(code_point) << 2 | 2}\n" in nccl
-    assert f"UCX_IB_TRAFFIC_CLASS={int(code_point) << 2 | 2}\n" in roce[f"{ROLE}/ucx.conf"]
+    assert f"UCX_IB_TRAFFIC_CLASS={int(code_point) << 2 | 2}\n" in roce[f"{ROLE}/nodes_gpu/ucx.conf"]
     leaf = eos["switches/leaf1.eos"]
     assert f"qos map dscp {code_point} to traffic-class {priority}\n" in leaf
     assert f"priority-flow-control priority {priority} no-drop\n" in leaf
@@ -143,7 +144,7 @@ def test_opensm_reads_each_line(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("ucx_info") is None, reason="needs ucx_info of ucx-utils")
 def test_ucx_knows_each_setting(roce) -> None:
     known = subprocess.run(["ucx_info", "-c", "-a", "-f"], capture_output=True, text=True, check=True).stdout
-    names = re.findall(r"^(UCX_\w+)=", roce[f"{ROLE}/ucx.conf"], re.MULTILINE)
+    names = re.findall(r"^(UCX_\w+)=", roce[f"{ROLE}/nodes_gpu/ucx.conf"], re.MULTILINE)
     assert names and [name for name in names if name not in known] == []
 
 
@@ -156,7 +157,7 @@ def test_open_mpi_takes_its_settings_and_the_check_names_what_is_missing(infinib
     for name, value in (("pml", "ucx"), ("osc", "ucx"), ("btl", "^openib")):
         assert f"mca:{name}:base:param:{name}:value:{value}\n" in known
     check = subprocess.run(
-        ["bash", "-c", infiniband[f"{ROLE}/mpi-check.sh"]], capture_output=True, text=True, check=False
+        ["bash", "-c", infiniband[f"{ROLE}/nodes_gpu/mpi-check.sh"]], capture_output=True, text=True, check=False
     )
     assert check.returncode == 1
     assert "UCX does not see mlx5_0\n" in check.stdout
@@ -192,7 +193,7 @@ def test_a_host_that_disagrees_is_named(roce, tmp_path: Path) -> None:
 
     def check() -> tuple[int, str]:
         environment = {"SYS": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
-        script = roce[f"{ROLE}/roce-check.sh"]
+        script = roce[f"{ROLE}/nodes_gpu/roce-check.sh"]
         done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout
 
@@ -247,7 +248,7 @@ def test_a_problem_of_the_fabric_has_its_place(tmp_path: Path, old: str, new: st
     ("old", "new", "rule"),
     [
         ('kernel: "6.8"', 'kernel: "6.14"', "TW741"),
-        ('release: "26.05"\n  pmix: "5.0"', 'release: "22.05"\n  pmix: "5.0"', "TW742"),
+        ('release: "26.05"\n  pmix: "5.0"', 'release: "21.08"\n  pmix: "5.0"', "TW742"),
         ('pmix: "5.0"', 'pyxis: "25.11"', "TW743"),
     ],
 )

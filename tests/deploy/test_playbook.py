@@ -85,7 +85,7 @@ def test_a_playbook_that_cannot_be_read_is_an_error(project: Path) -> None:
 @pytest.mark.parametrize(("step", "code"), [("diff", 1), ("apply", 0)])
 def test_results_as_json(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: str, code: int) -> None:
     result, counts = TaskResult("a", "changed", "Write the settings", "/etc/x"), HostCounts("a", 3, 1, 0, 0)
-    monkeypatch.setattr(deploying, "run_playbook", lambda into, **options: PlaybookRun((result,), (counts,)))
+    monkeypatch.setattr(deploying, "run_playbook", lambda into, *playbook, **options: PlaybookRun((result,), (counts,)))
     monkeypatch.setattr(deploying, "batches", lambda *order: [Batch(("a",), computes=False)])
     arguments = ["deploy", step, str(STACK), "--into", str(tmp_path / "project"), "--json"]
     done = CliRunner().invoke(app, arguments)

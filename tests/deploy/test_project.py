@@ -51,16 +51,25 @@ def changed(tmp_path: Path, example: Path = EXAMPLE, **changes: str) -> Mapping[
 def test_slurm_and_storage_have_a_reason_for_each_line_that_is_not_obvious(project: Path, golden) -> None:
     names = [
         f"{SLURM}/{name}"
-        for name in ("slurm.conf", "gres.conf", "cgroup.conf", "topology.conf", "prolog.sh", "epilog.sh")
+        for name in (
+            "slurm.conf",
+            "gres.conf",
+            "cgroup.conf",
+            "topology.conf",
+            "nodes_gpu/prolog.sh",
+            "nodes_gpu/epilog.sh",
+        )
     ]
-    names += [f"{STORAGE}/{name}" for name in ("exports", "shared.mount", "scratch.mount")]
+    names += [f"{STORAGE}/{name}" for name in ("store1/exports", "shared.mount", "scratch.mount")]
     names += ["roles/scheduler/templates/slurmdbd.conf.j2", "cloud-init/user-data.yaml"]
     golden("deploy_files.txt", "\n".join(f"# --- {name}\n{(project / name).read_text()}" for name in names))
 
 
-def test_ansible_accepts_the_playbook_and_the_inventory(project: Path, tmp_path: Path) -> None:
+def test_ansible_accepts_the_playbooks_and_the_inventory(project: Path, tmp_path: Path) -> None:
     environment = os.environ | {"ANSIBLE_HOME": str(tmp_path), "ANSIBLE_NOCOLOR": "1"}
-    command = [ANSIBLE, "--syntax-check", "site.yaml"]
+    playbooks = sorted({path.name for path in project.glob("*.yaml")} - {"inventory.yaml"})
+    assert {"site.yaml", "backup.yaml", "restore.yaml", "rotate.yaml", "remove.yaml"} <= set(playbooks)
+    command = [ANSIBLE, "--syntax-check", *playbooks]
     done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
@@ -116,7 +125,7 @@ def test_the_packages_have_the_version_of_the_driver(
     if system == "Rocky 9":
         changes['monitoring: {page: "https://pager.example/hook"}\n'] = ""
         changes |= {", monitoring]": "]", '"2.14", cuda: "13.0"': '"2.8", cuda: "12.8"'}
-    variables = yaml.safe_load(changed(tmp_path, EXAMPLE, **changes)["group_vars/all.yaml"])
+    variables = yaml.safe_load(changed(tmp_path, EXAMPLE, **changes)["group_vars/nodes_gpu.yaml"])
     assert set(packages) <= set(variables["gpu_driver_packages"])
     assert variables["gpu_driver_version"] == pin
 
@@ -173,9 +182,9 @@ def test_slurmctld_and_slurmd_accept_the_configuration(tmp_path: Path, example: 
         f"{network}.1.1": "127.1.1.1",
     }
     files = changed(tmp_path, example, **nodes)
-    for name in (Path(path).name for path in files if path.startswith(SLURM)):
-        (tmp_path / name).write_text(on_this_machine(files[f"{SLURM}/{name}"], tmp_path))
-        (tmp_path / name).chmod(0o755)
+    for path in (path for path in files if path.startswith(SLURM)):
+        (tmp_path / Path(path).name).write_text(on_this_machine(files[path], tmp_path))
+        (tmp_path / Path(path).name).chmod(0o755)
     gres = subprocess.run(
         ["slurmd", "-G", "-f", tmp_path / "slurm.conf", "-N", "gpu01"], capture_output=True, text=True, check=False
     )
@@ -201,8 +210,7 @@ def on_this_machine(text: str, folder: Path) -> str:
         "/var/log/slurm": str(folder),
         "/dev/nvidia": "/dev/tty",
         "/etc/slurm/": f"{folder}/",
-        "PreemptType=": "# ",  # a QOS is in the database
-        "PreemptMode=": "# ",
+        "PreemptType=preempt/qos\nPreemptMode=REQUEUE\n": "",  # a QOS is in the database
     }
     for old, new in replaced.items():
         text = text.replace(old, new)
@@ -247,7 +255,7 @@ def test_rocky_has_other_packages_and_no_prometheus(tmp_path: Path) -> None:
     files = changed(tmp_path, **rocky, **{'monitoring: {page: "https://pager.example/hook"}': "", ", monitoring]": "]"})
     variables = yaml.safe_load(files["group_vars/all.yaml"])
     assert variables["slurm_packages"]["controller"] == ["slurm-slurmctld"]
-    assert "nvidia-fabric-manager-580.*" in variables["gpu_driver_packages"]
+    assert "nvidia-fabric-manager-580.*" in files["group_vars/nodes_gpu.yaml"]
 
 
 def test_nodes_of_a_large_network_are_grouped_by_its_leaves(tmp_path: Path) -> None:

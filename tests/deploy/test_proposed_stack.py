@@ -105,7 +105,7 @@ def test_gpus_behind_nvswitches_get_a_fabric_manager_however_their_node_is_descr
     tmp_path: Path, cluster: str
 ) -> None:
     variables = render_stack(written(tmp_path, filled_in(proposed_stack(parse_cluster(cluster)))))[
-        "group_vars/all.yaml"
+        "group_vars/nodes_gpu.yaml"
     ]
     assert yaml.safe_load(variables)["gpu_fabric_manager"] is True
 
@@ -197,7 +197,7 @@ def test_a_network_that_its_design_cannot_be_is_refused_at_its_line(tmp_path: Pa
 
 
 def test_accelerators_of_another_vendor_are_refused() -> None:
-    with pytest.raises(UsageError, match="a stack file is for nodes with GPUs of NVIDIA"):
+    with pytest.raises(UsageError, match="a stack is proposed for GPUs of NVIDIA"):
         proposed_stack(parse_cluster("4 nodes of 8x MI300X over 8x NDR"))
 
 

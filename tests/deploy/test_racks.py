@@ -53,11 +53,24 @@ def test_imex_knows_the_nodes_of_its_rack_alone() -> None:
     hosts = yaml.safe_load(files["inventory.yaml"])["all"]["hosts"]
     assert (hosts["gpu18"]["imex_domain"], hosts["gpu19"]["imex_domain"]) == ("rack1", "rack2")
     assert "imex_domain" not in hosts["login1"]
-    branch = yaml.safe_load(files["group_vars/all.yaml"])["gpu_imex_packages"]
+    branch = yaml.safe_load(files["group_vars/nodes_gpu.yaml"])["gpu_imex_packages"]
     assert branch == [f"nvidia-imex-{stack.gpu.driver}" if stack.gpu else ""]
+
+
+def test_nodes_beside_the_racks_leave_them_their_imex() -> None:
+    cluster = parse_cluster("2x GB200 NVL72")
+    found = yaml.safe_load(proposed_stack(cluster, design_network(cluster)))
+    hardware = {"sockets": 2, "cores_per_socket": 64, "memory": "500 GiB"}
+    found["nodes"].append({"hosts": "cpu1", "address": "10.10.9.1", "roles": ["compute"], "hardware": hardware})
+    files = project_files(Stack.model_validate(found), {}, {})
+    assert "roles/gpu/files/imex/rack2.cfg" in files
+    assert yaml.safe_load(files["group_vars/nodes_gpu.yaml"])["gpu_imex_packages"] != []
+    assert "gpu_imex_packages" not in yaml.safe_load(files["group_vars/nodes_cpu1.yaml"])
+    # blocks are for a cluster of racks alone: the other node would be in none
+    assert "TopologyPlugin=topology/tree" in files["roles/scheduler/files/slurm.conf"]
 
 
 def test_nodes_without_an_nvlink_domain_between_them_have_no_imex() -> None:
     files = project_files(stack_of("4 nodes of DGX H100"), {}, {})
     assert not any("imex/" in name for name in files)
-    assert yaml.safe_load(files["group_vars/all.yaml"])["gpu_imex_packages"] == []
+    assert yaml.safe_load(files["group_vars/nodes_gpu.yaml"])["gpu_imex_packages"] == []

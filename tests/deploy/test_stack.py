@@ -91,7 +91,7 @@ def test_one_change_of_a_good_stack(file: Path, wrong: str, right: str, rules: l
             "machine: DGX H100",
             "hardware: {sockets: 2, cores_per_socket: 64, memory: 1 TiB, accelerators: 'MI300X:8'}",
             "11  nodes.2.hardware.accelerators",
-            "is made by AMD",
+            "is made by AMD, and `gpu` is a driver for `nvidia`",
         ),
         (
             "machine: DGX H100",
@@ -133,8 +133,8 @@ NGC = '{name: ngc, image: "nvcr.io/nvidia/pytorch:24.01-py3", at: /shared/images
         ({"machine: DGX H100": "machine: DGX B200", "users:": f"  - {NGC}\nusers:"}, ["TW735"]),
         ({"machine: DGX H100": "machine: DGX B200", "users:": f"  - {NGC.replace('24.01', '25.06')}\nusers:"}, []),
         ({"users:": f"  - {NGC}\nusers:"}, []),
-        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v23.9.0")}, ["TW747"]),
-        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v25.10.0")}, []),
+        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v23.9.0")}, ["TW747", "TW748"]),
+        ({"machine: DGX H100": "machine: DGX B200", "users:": OPERATOR.format("v26.7.0")}, []),
     ],
     ids=lambda value: str(value)[:60],
 )
@@ -149,11 +149,17 @@ def test_software_that_does_not_know_the_gpus_or_the_python_is_refused(
     assert [each.rule for each in check_stack(file).findings] == rules
 
 
-def test_gpus_of_different_kernel_modules_are_refused(file: Path) -> None:
-    old = "  - {hosts: old1, address: 10.10.9.1, roles: [compute], machine: p3.16xlarge}\n"
-    text = EXAMPLE.read_text().replace("DGX H100}\n", "DGX B200}\n" + old.replace("machine: p3.16xlarge", P100))
-    file.write_text(text.replace('"2.14", cuda: "13.0"', '"2.9", cuda: "12.8"'))
-    assert "TW744" in [each.rule for each in check_stack(file).findings]
+def test_groups_whose_gpus_need_different_kernel_modules_get_each_its_own(file: Path) -> None:
+    old = f"  - {{hosts: old1, address: 10.10.9.1, roles: [compute], {P100}}}\n"
+    text = EXAMPLE.read_text().replace("DGX H100}\n", "DGX B200}\n" + old)
+    environment = text.partition("environments:\n")[2].partition("\n\n")[0]
+    file.write_text(text.replace(f"environments:\n{environment}", ""))
+    files = render_stack(file)
+    packages = {
+        name: yaml.safe_load(files[f"group_vars/nodes_{name}.yaml"])["gpu_driver_packages"] for name in ("gpu", "old1")
+    }
+    assert "nvidia-driver-580-server-open" in packages["gpu"]
+    assert packages["old1"] == ["nvidia-driver-580-server", "nvidia-utils-580-server"]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +178,7 @@ def test_the_driver_has_the_kernel_module_that_knows_the_gpus(file: Path, system
     text = text.replace(", monitoring]", "]").replace('monitoring: {page: "https://pager.example/hook"}\n', "")
     environment = text.partition("environments:\n")[2].partition("\n\n")[0]
     file.write_text(text.replace(f"environments:\n{environment}", ""))
-    variables = yaml.safe_load(render_stack(file)["group_vars/all.yaml"])
+    variables = yaml.safe_load(render_stack(file)["group_vars/nodes_gpu.yaml"])
     assert package in variables["gpu_driver_packages"]
 
 

@@ -73,7 +73,7 @@ def test_storage_scale_mounts_by_its_own_command(tmp_path: Path) -> None:
     files = rendered(tmp_path, f"kind: cephfs, {CEPH}", SCALE)
     assert f"{FILES}/shared.mount" not in files
     assert yaml.safe_load(files["group_vars/all.yaml"])["scale_mounts"] == [{"at": "/shared", "name": "fs1"}]
-    assert "mountpoint -q /shared" in files["roles/scheduler/files/prolog.sh"]
+    assert "mountpoint -q /shared" in files["roles/scheduler/files/nodes_gpu/prolog.sh"]
 
 
 def test_metadata_is_mirrored_and_scratch_is_not(tmp_path: Path) -> None:

@@ -12,17 +12,27 @@ import yaml
 from typer.testing import CliRunner
 
 from trainworks.api import deploying
+from trainworks.api.deploying import render_stack
 from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
 from trainworks.config.stack_parts.storage import SharedMount
+from trainworks.deploy.delivered import DeliveredFile, delivered_files
 from trainworks.deploy.file_systems import is_mounted_as, mount_units, mounted_as
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.verification import ClusterVerification, probe, services_of, verify
+from trainworks.deploy.verification import ClusterVerification, facts_of, probe, services_of, verify
 
 EXAMPLE = "examples/cluster-demo/stack.yaml"
 STACK, _ = load_stack(Path(EXAMPLE))
-CONF = "ClusterName=demo\n"
+SECRETS = {"munge.key": b"drawn\n", "slurm_database": b"password\n", "exporter_token": b"token\n"}
+FILES = delivered_files(STACK, render_stack(EXAMPLE), SECRETS)
 HOSTS = [name for group in STACK.nodes for name in group.names]
+
+
+def on_disk(file: DeliveredFile) -> str:
+    """What a host prints of a file that is as it was delivered."""
+    assert file.text is not None
+    text = file.text if isinstance(file.text, bytes) else file.text.encode()
+    return f"{hashlib.sha256(text).hexdigest()} {file.mode} {file.owner}"
 
 
 def said(host: str) -> str:
@@ -33,8 +43,8 @@ def said(host: str) -> str:
         *(f"service\t{name}\tactive" for name in services_of(STACK, host)),
         "slurm\t\tslurm-wlm 22.05.8",
         "munge\t\tSuccess",
-        "key\t\tabc",
-        f"conf\t\t{hashlib.sha256(CONF.encode()).hexdigest()[:12]}",
+        "kernel\t\t6.1.0-28-amd64",
+        *(f"file\t{each.path}\t{on_disk(each)}" for each in FILES[host].values()),
         "mount\t/shared\tstore1:/export/shared nfs4",
         "user\talice\t2001",
         "health\t\tpasses",
@@ -52,7 +62,7 @@ def verified(host: str = "", old: str = "", new: str = "") -> ClusterVerificatio
     if host:
         assert old in answers[host].output
         answers[host] = Answer(0, answers[host].output.replace(old, new))
-    return verify(STACK, CONF, answers)
+    return verify(STACK, FILES, answers)
 
 
 def test_a_cluster_that_is_as_its_stack_says_passes() -> None:
@@ -73,8 +83,14 @@ def test_a_cluster_that_is_as_its_stack_says_passes() -> None:
         ("login1", "service\tmariadb\tactive", "service\tmariadb\tinactive", "service mariadb"),
         ("gpu2", "22.05.8", "23.11.4", "Slurm"),
         ("gpu2", "Success", "", "munge"),
-        ("gpu2", "key\t\tabc", "key\t\txyz", "key of munge"),
-        ("gpu2", "conf\t\t", "conf\t\t0", "slurm.conf"),
+        ("gpu2", "/etc/munge/munge.key\t", "/etc/munge/munge.key\t0", "/etc/munge/munge.key"),
+        ("gpu2", "400 munge:munge", "777 munge:munge", "/etc/munge/munge.key"),
+        ("login1", "600 slurm:slurm", "604 slurm:slurm", "/etc/slurm/slurmdbd.conf"),
+        ("login1", "600 slurm:slurm", "600 root:root", "/etc/slurm/slurmdbd.conf"),
+        ("gpu2", "/etc/slurm/slurm.conf\t", "/etc/slurm/slurm.conf\t0", "/etc/slurm/slurm.conf"),
+        ("gpu2", "/etc/slurm/gres.conf\t", "/etc/slurm/gres.old\t", "/etc/slurm/gres.conf"),
+        ("store1", "demo.exports\t", "demo.exports\tf", "/etc/exports.d/demo.exports"),
+        ("gpu2", "system/shared.mount\t", "system/shared.mount\tf", "/etc/systemd/system/shared.mount"),
         ("gpu2", "store1:/export/shared nfs4", "", "mount /shared"),
         ("gpu2", "2001", "2002", "user alice"),
         ("gpu2", "health\t\tpasses", "health\t\tnot 2 accelerators", "health"),
@@ -89,6 +105,16 @@ def test_a_cluster_that_is_as_its_stack_says_passes() -> None:
 def test_a_difference_is_named(host: str, old: str, new: str, check: str) -> None:
     wrong = [verdict for verdict in verified(host, old, new).verdicts if verdict.outcome == "fail"]
     assert [(verdict.host, verdict.check) for verdict in wrong] == [(host, check)]
+
+
+def test_a_difference_of_a_file_says_what_differs_and_no_secret() -> None:
+    (wrong,) = [
+        each for each in verified("gpu2", "400 munge:munge", "777 root:root").verdicts if each.outcome == "fail"
+    ]
+    assert (wrong.found, wrong.expected) == ("mode 777, owner root:root", "mode 400, owner munge:munge")
+    (missing,) = [each for each in verified("gpu2", "/etc/slurm/gres.conf", "x").verdicts if each.outcome == "fail"]
+    assert missing.found == "missing"
+    assert "drawn" not in str(verified("gpu2", "/etc/munge/munge.key\t", "/etc/munge/munge.key\tf"))
 
 
 def test_another_file_system_at_the_folder_is_a_warning() -> None:
@@ -123,7 +149,7 @@ def test_a_mount_of_each_kind_is_known_by_what_findmnt_prints(name: str) -> None
 
 def test_a_host_that_does_not_answer_fails() -> None:
     answers = {name: Answer(0, said(name)) for name in HOSTS} | {"gpu4": Answer(None, "Connection refused")}
-    wrong = [verdict for verdict in verify(STACK, CONF, answers).verdicts if verdict.outcome == "fail"]
+    wrong = [verdict for verdict in verify(STACK, FILES, answers).verdicts if verdict.outcome == "fail"]
     assert [(verdict.host, verdict.check, verdict.found) for verdict in wrong] == [
         ("gpu4", "reached", "Connection refused")
     ]
@@ -131,7 +157,7 @@ def test_a_host_that_does_not_answer_fails() -> None:
 
 def test_bash_accepts_the_probe() -> None:
     for file in (EXAMPLE, "examples/cluster/stack.yaml"):
-        script = probe(load_stack(Path(file))[0])
+        script = probe(load_stack(Path(file))[0], ["/etc/slurm/slurm.conf"])
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -150,3 +176,19 @@ def test_the_command_prints_differences_first(
         golden("deploy_verify.txt", done.stdout)
     as_json = CliRunner().invoke(app, [*command, "--json"])
     assert json.loads(as_json.stdout)["failed"] is bool(code)
+
+
+def test_a_host_says_its_packages_and_files(tmp_path: Path) -> None:
+    file = tmp_path / "a\\x2db.mount"
+    file.write_text("text\n")
+    file.chmod(0o604)
+    program = tmp_path / "dpkg-query"
+    program.write_text("#!/bin/sh\nprintf 'ii  slurmd 22.05-1\\nhi  nvidia-a 1\\nrc  nvidia-b 2\\nun  slurm \\n'\n")
+    program.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    script = probe(STACK, [str(file), str(tmp_path / "missing")])
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    facts = facts_of(done.stdout)
+    assert facts["package"] == {"slurmd": "22.05-1", "nvidia-a": "1"}
+    (found,) = facts["file"].values()
+    assert found.startswith(hashlib.sha256(b"text\n").hexdigest() + " 604 ")

@@ -9,6 +9,8 @@ import pytest
 from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
+at_night = pytest.mark.lane("nightly")
+"""tests/agent/test_log_metrics.py reads lines of every style in `quick`."""
 
 PRINTED = {
     "bare": "for i in range(1, 6): print(f'loss: {3 / i}')",
@@ -78,7 +80,13 @@ def points(report):
 FIVE = [(step, round(3 / step, 2)) for step in range(1, 6)]
 
 
-@pytest.mark.parametrize("style", PRINTED)
+@pytest.mark.parametrize(
+    "style",
+    [
+        style if style in ("bare", "hugging-face", "lightning") else pytest.param(style, marks=at_night)
+        for style in PRINTED
+    ],
+)
 def test_an_unchanged_script_has_its_curve_in_the_report(program, style):
     report = report_of(program, PRINTED[style])
     assert points(report) == FIVE

@@ -30,8 +30,8 @@ build {
     playbook_file = "../../site.yaml"
     # the name of a compute node, whose groups and variables the roles look up
     host_alias      = "gpu01"
-    groups          = ["compute"]
+    groups          = ["compute", "nodes_gpu"]
     # neither mounts nor Slurm: they belong to a node of the cluster, and not to an image
-    extra_arguments = ["--tags", "base,fabric,gpu", "--extra-vars", "@../../group_vars/all.yaml"]
+    extra_arguments = ["--tags", "base,fabric,gpu", "--extra-vars", "@../../group_vars/all.yaml", "--extra-vars", "@../../group_vars/nodes_gpu.yaml"]
   }
 }

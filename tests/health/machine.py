@@ -256,7 +256,10 @@ def busy_amd(root: Path) -> Machine:
 def pci(machine: Machine, address: str, vendor: str, device_class: str) -> None:
     """A device on the PCI bus."""
     folder = f"sys/bus/pci/devices/{address}"
-    for name, text in {"vendor": vendor, "class": device_class, "numa_node": "0"}.items():
+    regions = "0x00000f0000000000 0x00000f0000ffffff 0x0000000000040200\n0x0 0x7f 0x20040101" + "\n0x0 0x0 0x0" * 5
+    regions += "\n0x0 0x1ffffff 0x2014220c"  # of virtual functions, for which many machines have no room
+    files = {"vendor": vendor, "class": device_class, "numa_node": "0", "resource": regions}
+    for name, text in (files | {"iommu_group/type": "identity"}).items():
         machine.write(f"{folder}/{name}", text)
     for kind in ("fatal", "nonfatal"):
         machine.write(f"{folder}/aer_dev_{kind}", f"Undefined 0\nTOTAL_ERR_{kind.upper()} 0")

@@ -89,6 +89,12 @@ FAULTS: dict[str, tuple[Break, str, str]] = {
     "peermem": (file("proc/modules", "nvidia 1 0 - Live 0x0"), "warning", "not loaded"),
     "pcie-errors": (file(f"{PCI}/0000:04:00.0/aer_dev_fatal", "TOTAL_ERR_FATAL 1"), "failed", "1 fatal"),
     "pcie-acs": (file(f"{PCI}/0000:90:00.0/config", acs_config(0x1D)), "warning", "bridge 0000:90:00.0"),
+    "iommu": (file(f"{PCI}/0000:04:00.0/iommu_group/type", "DMA-FQ"), "warning", "GPU 0000:04:00.0 is behind an IOMMU"),
+    "gpu-bar": (
+        replaced(f"{PCI}/0000:04:00.0/resource", "0x0 0x7f 0x20040101", "0x0 0x1fffffffff 0x2014220c"),
+        "failed",
+        "GPU 0000:04:00.0 has a memory region without an address",
+    ),
     "cpu-online": (file("sys/devices/system/cpu/online", "0-111"), "failed", "0-111 of 0-223"),
     "cpu-governor": (
         file("sys/devices/system/cpu/cpu1/cpufreq/scaling_governor", "powersave"),

@@ -162,7 +162,7 @@ def test_its_rendered_files_have_its_nodes_accelerators_adapters_and_switches(vi
     else:
         parts = [nodes] if views.network is None else nodes_by_leaf(views.network.design)
     assert [len(part.split(",")) for part in together] == [len(part) for part in parts]
-    if nccl := files.get("roles/fabric/files/nccl.conf"):
+    if nccl := files.get("roles/fabric/files/nodes_gpu/nccl.conf"):
         (adapters,) = re.findall(r"NCCL_IB_HCA==(\S+)", nccl)
         assert len(adapters.split(",")) == cluster.nics
         assert ("NCCL_COLLNET_ENABLE=1" in nccl) is cluster.in_network_reduction

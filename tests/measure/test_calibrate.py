@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,13 +66,23 @@ def test_a_measured_machine_is_remembered(measured: tuple[Calibration, Path]) ->
 
 
 @needs_torch
-@pytest.mark.parametrize(("others", "load", "times"), [(0.5, 0.1, 1), (0.5, 3.0, 0), (0.05, 0.0, 0)])
-def test_what_was_measured_beside_other_programs_is_measured_anew_when_they_have_ended(
-    others: float, load: float, times: int, measured: tuple[Calibration, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("others", "load", "minutes", "times"),
+    [(0.5, 0.1, 1, 1), (0.5, 3.0, 1, 0), (0.5, 3.0, 11, 1), (0.05, 0.0, 1, 0), (0.05, 3.0, 10_000, 0)],
+)
+def test_what_was_measured_beside_other_programs_counts_for_minutes_and_while_they_run(
+    others: float,
+    load: float,
+    minutes: int,
+    times: int,
+    measured: tuple[Calibration, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calibration, cache, announced = *measured, list[str]()
     (known,) = cache.glob("*.json")
     known.write_text(calibration.model_copy(update={"others_share": others}).model_dump_json())
+    written = time.time() - minutes * 60
+    os.utime(known, (written, written))
     monkeypatch.setattr("os.getloadavg", lambda: (load * 2, 0.0, 0.0))
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     calibrate(REQUEST, HOST, cache, environment={}, announce=announced.append)

@@ -281,7 +281,7 @@ def test_a_checkpoint_before_an_exception_is_valid_and_resumes_as_if_nothing_had
         ("class A:\n    on_stepp = print", "A", "no callback has a `on_stepp`", "on_step"),
         ("class A: pass", "A", "`A` has no method of a callback", "on_checkpoint"),
         ("class Watch:\n    on_end = print", "Wach", "has no class `Wach`", "Watch"),
-        ("import not_there_at_all", "A", "No module named 'not_there_at_all'", None),
+        ("import not_there_at_all", "A", "No module named 'not_there_at_all'", "pip install"),
         ("class A:\n    on_end = state_dict = print", "A", "has a state and no `load_state_dict`", "load_state_dict"),
         ("1 / 0", "A", "ZeroDivisionError: division by zero", None),
         ("class A(:", "A", "SyntaxError", None),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, date, datetime
+
+from trainworks.catalog import age
 from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.lint import LintFinding
 from trainworks.catalog.lint import lint as lint_catalog
 from trainworks.catalog.models import find_preset
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
+from trainworks.host.clock import SystemClock
 
 
 def catalog(kind: str = "") -> dict[Kind, list[CatalogRow]]:
@@ -51,3 +55,13 @@ def show(name: str) -> CatalogRow:
 def lint() -> list[LintFinding]:
     """Find figures of the catalogue that contradict each other."""
     return lint_catalog(load_catalog())
+
+
+def old_rows() -> list[age.OldRow]:
+    """Rows of the catalogue that are older today than their kind allows."""
+    return age.old_rows(today())
+
+
+def today() -> date:
+    """The day by the clock of this machine, in UTC."""
+    return datetime.fromtimestamp(SystemClock().now(), UTC).date()

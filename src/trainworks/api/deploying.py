@@ -1,8 +1,10 @@
-"""Check a stack file, and render the configuration of its cluster."""
+"""Check a stack file, render the configuration of its cluster, apply it, and keep the cluster after that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import secrets
+import string
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,20 +13,37 @@ from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.source import Source, read_text
 from trainworks.config.stack import Stack, load_stack
+from trainworks.deploy.delivered import AppliedHosts, delivered_files, exporters
 from trainworks.deploy.fabric.network import check_design
-from trainworks.deploy.hardware import check_names
-from trainworks.deploy.playbook import Answer, PlaybookRun, TaskResult, hosts_of, run_command, run_playbook
-from trainworks.deploy.project import exporter_options, project_files
+from trainworks.deploy.hardware import check_names, system_of
+from trainworks.deploy.playbook import (
+    SITE,
+    Answer,
+    Playbook,
+    PlaybookRun,
+    TaskResult,
+    hosts_of,
+    run_command,
+    run_playbook,
+)
+from trainworks.deploy.project import project_files
 from trainworks.deploy.rollout import BatchStep, Rollout, batches
-from trainworks.deploy.verification import ClusterVerification, probe, verify
-from trainworks.errors import ArgumentError, RunFileError, UsageError
+from trainworks.deploy.upgrade import UpgradePlan, UpgradeRecord, UpgradeStep, plan_upgrade
+from trainworks.deploy.verification import ClusterVerification, facts_of, probe, verify
+from trainworks.errors import ArgumentError, EnvironmentProblem, RunFileError, UsageError
 from trainworks.files import write_atomic
+from trainworks.host import process
+from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.monitoring.prometheus import MonitoringSetup, target_files
 from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
 from trainworks.review.registry import selected_rules
 
 _RULES = ("TW73", "TW74")
+_NAMING_HOSTS = Playbook(tags=("base", "storage", "scheduler", "monitoring"))
+"""Parts that name all hosts: /etc/hosts, mounts, slurm.conf, targets of Prometheus."""
+_SECRETS = {"munge": ("munge.key", 128), "exporter-token": ("exporter_token", 32), "database": ("slurm_database", 32)}
+"""File and length of each secret that can be replaced."""
 _TOKEN_FILE = "exporter.token"  # noqa: S105, a file beside prometheus.yml, which the role writes
 
 
@@ -80,7 +99,7 @@ def _monitoring(stack: Stack) -> dict[str, str]:
     files = render_monitoring(setup, notify=silent)
     groups = {name: group.roles for group in stack.nodes for name in group.names}
     every = target_files(groups)
-    own = target_files(name for name, roles in groups.items() if exporter_options(roles))
+    own = target_files(exporters(stack))
     files |= {
         "node.targets.json": every["node.targets.json"],
         "trainworks.targets.json": own["trainworks.targets.json"],
@@ -124,9 +143,12 @@ def apply_stack(
     _write_project(path, into)
     if dry_run:
         return run_playbook(into, limit=limit, dry_run=True, on_result=on_result)
-    (controller,) = stack.hosts("controller")
+    controller = next(iter(stack.hosts("controller")))
     rollout = Rollout(controller, _AnsibleNodes(into, on_result), on_step, wait_s)
-    return rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
+    done = rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
+    if not done.failed:
+        AppliedHosts.read(into).write(into, stack, new={host.host for host in done.hosts})
+    return done
 
 
 def verify_stack(path: Path | str, into: Path, *, limit: str | None = None) -> ClusterVerification:
@@ -145,7 +167,15 @@ def verify_stack(path: Path | str, into: Path, *, limit: str | None = None) -> C
     stack, _ = _read(Path(path))
     files = _write_project(path, into)
     hosts = [name for group in stack.nodes for name in group.names] if limit is None else hosts_of(into, limit)
-    return verify(stack, files["roles/scheduler/files/slurm.conf"], run_command(into, hosts, probe(stack)))
+    delivered = delivered_files(stack, files, _secrets_of(into))
+    paths = sorted({path for each in delivered.values() for path in each})
+    return verify(stack, delivered, run_command(into, hosts, probe(stack, paths)))
+
+
+def _secrets_of(into: Path) -> dict[str, bytes]:
+    """Each secret of a project, by its name; empty before the first apply."""
+    folder = into / "secrets"
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,16 +184,20 @@ class _AnsibleNodes:
 
     project: Path
     on_result: Callable[[TaskResult], None]
+    playbook: Playbook = SITE
 
     def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
+        """Run the playbook on these hosts."""
         report = (lambda result: None) if dry_run else self.on_result
-        return run_playbook(self.project, limit=",".join(hosts), dry_run=dry_run, on_result=report)
+        return run_playbook(self.project, self.playbook, limit=",".join(hosts), dry_run=dry_run, on_result=report)
 
     def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+        """Run a command of bash as root on these hosts."""
         return run_command(self.project, hosts, command)
 
 
 def _write_project(path: Path | str, into: Path) -> dict[str, str]:
+    """Render a stack to a folder; the files by path."""
     files = render_stack(path)
     for name, text in files.items():
         (into / name).parent.mkdir(parents=True, exist_ok=True)
@@ -193,3 +227,191 @@ def _read(path: Path) -> tuple[Stack, Source]:
     except ArgumentError as error:
         raise source.blame(error) from None
     return stack, source
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """A stack, the project that holds it, and callbacks for what happens."""
+
+    path: Path
+    into: Path
+    wait_s: int = 3600
+    """Longest time to wait for the jobs of nodes, and for slurmdbd while it converts its tables."""
+    on_result: Callable[[TaskResult], None] = lambda result: None
+    on_step: Callable[[BatchStep], None] = lambda step: None
+    batch: int | None = None
+    """Compute nodes of an upgrade at a time; those of one rack when None."""
+
+    def take(self, step: str, names: Sequence[str]) -> PlaybookRun:
+        """Take a step by its name; it raises what that step does, or a UsageError for names that it does not take."""
+        if step in ("add", "remove", "replace"):
+            return self.change_nodes(step, names)
+        takes_name = step in ("restore", "rotate")
+        if len(names) != takes_name:
+            raise UsageError(
+                f"`{step}` takes {'one' if takes_name else 'no'} name", hint="see trainworks deploy --help"
+            )
+        if takes_name:
+            return self.restore(Path(names[0])) if step == "restore" else self.rotate(names[0])
+        return self.upgrade() if step == "upgrade" else self.backup()
+
+    def change_nodes(self, step: str, names: Collection[str]) -> PlaybookRun:
+        """`add`, `remove` or `replace` compute nodes, as the stack file says it already beside the last apply.
+
+        Raises:
+            UsageError: the stack says another change, or nothing was applied yet.
+        """
+        stack, _ = _read(self.path)
+        record = AppliedHosts.read(self.into)
+        record.check_change(stack, step, names)
+        _write_project(self.path, self.into)
+        if step == "remove":
+            done = self._remove(stack, record, names)
+        else:
+            done = self._add(stack, record, names, replaces=step == "replace")
+        if not done.failed:
+            record.write(self.into, stack, new=names, gone=names if step == "remove" else ())
+        return done
+
+    def _remove(self, stack: Stack, record: AppliedHosts, names: Collection[str]) -> PlaybookRun:
+        """Without jobs first, then without daemons and keys, and then unknown to the others."""
+        if problem := self._rollout(stack).drain([*names]):
+            return PlaybookRun((), (), problem)
+        hosts = {name: {"ansible_host": record.hosts[name].address} for name in names}
+        write_atomic(
+            self.into / "leaving.yaml", to_yaml({"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts}})
+        )
+        left = self._play(Playbook("remove.yaml", inventories=("leaving.yaml",)), names)
+        if any(host.failed for host in left.hosts):
+            return left
+        for host in left.hosts:  # a machine that is gone cannot be cleaned, and the cluster forgets it anyway
+            if host.unreachable:
+                self.on_step(BatchStep((host.host,), "unreachable", "it may still have munge's key: rotate that"))
+        return self._play(_NAMING_HOSTS, _names(stack))
+
+    def _add(self, stack: Stack, record: AppliedHosts, names: Collection[str], *, replaces: bool) -> PlaybookRun:
+        """The new machines alone, their health, the other hosts, and only then jobs."""
+        rollout, nodes = self._rollout(stack), [*names]
+        if replaces:
+            known = rollout.states()
+            if problem := rollout.drain([name for name in nodes if name in known]):
+                return PlaybookRun((), (), problem)
+            rollout.give_up([name for name in nodes if name not in known])
+            addresses = {name: at for group in stack.nodes for name, at in group.addresses.items()}
+            self._forget_keys({at for name in nodes for at in (record.hosts[name].address, addresses[name])})
+        done = self._play(SITE, nodes)
+        if done.failed or (problem := rollout.check(nodes)):
+            return done if done.failed else PlaybookRun(done.results, done.hosts, problem)
+        others = self._play(_NAMING_HOSTS, [name for name in _names(stack) if name not in names])
+        problem = "" if others.failed else rollout.joined(nodes) or (rollout.resume(nodes) if replaces else "")
+        return PlaybookRun(done.results + others.results, done.hosts + others.hosts, problem)
+
+    def _forget_keys(self, addresses: Collection[str]) -> None:
+        """Remove the ssh keys of machines that are gone; a new machine's is taken at the first login."""
+        known = self.into / "known_hosts"
+        for address in addresses if known.exists() else ():
+            done = process.run(["ssh-keygen", "-R", address, "-f", str(known)])
+            if done.exit_code != 0:
+                raise EnvironmentProblem(f"ssh-keygen: {done.stderr.strip()}", hint=f"remove {address} from {known}")
+
+    def backup(self) -> PlaybookRun:
+        """Dump slurmdbd's database, copy the state of slurmctld, and bring both into `backups` of the project."""
+        stack, _ = _read(self.path)
+        _write_project(self.path, self.into)
+        (self.into / "backups").mkdir(mode=0o700, exist_ok=True)
+        return self._play(Playbook("backup.yaml"), _names(stack))
+
+    def restore(self, dump: Path) -> PlaybookRun:
+        """Put a dump into slurmdbd's database, from here or from its host; what is there is dumped before.
+
+        Raises:
+            UsageError: the stack has no database, or the file does not exist.
+        """
+        stack, _ = _read(self.path)
+        _write_project(self.path, self.into)
+        if not stack.slurm.accounting:
+            raise UsageError("the stack has no database to restore into")
+        if not dump.is_file() and not dump.is_absolute():
+            raise UsageError(f"no file `{dump}`", hint=f"name a dump: ls {self.into / 'backups'}")
+        place = str(dump.absolute() if dump.is_file() else dump)
+        return self._play(Playbook("restore.yaml", variables={"dump": place}), _names(stack))
+
+    def rotate(self, name: str) -> PlaybookRun:
+        """Draw a new secret, deliver it, and see that the cluster works with it; else the old one comes back.
+
+        The old one lies beside it until then, as FILE.old; a call after an interruption delivers what that drew.
+
+        Raises:
+            UsageError: the secret has another name, no apply has delivered it, or a host does not answer.
+        """
+        if name not in _SECRETS:
+            raise UsageError(f"no secret `{name}`", hint=f"rotate one of {', '.join(_SECRETS)}")
+        stack, _ = _read(self.path)
+        _write_project(self.path, self.into)
+        file, length = _SECRETS[name]
+        current, old = self.into / "secrets" / file, self.into / "secrets" / f"{file}.old"
+        if not current.exists():
+            raise UsageError(f"no apply has delivered {current}", hint="run `trainworks deploy apply` first")
+        answers = _AnsibleNodes(self.into, self.on_result).command(_names(stack), "true")
+        if silent := [host for host, answer in answers.items() if answer.exit_code is None]:
+            message = f"{', '.join(silent)} does not answer, and would keep the old secret"
+            raise UsageError(message, hint="start it, or remove it from the cluster")
+        if not old.exists():
+            write_atomic(old, current.read_bytes(), mode=0o600)
+        if current.read_bytes() == old.read_bytes():
+            drawn = "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))
+            write_atomic(current, f"{drawn}\n", mode=0o600)
+        rotation = Playbook("rotate.yaml", tags=(name,))
+        done = self._play(rotation, _names(stack))
+        if done.failed:
+            write_atomic(current, old.read_bytes(), mode=0o600)
+            back = self._play(rotation, _names(stack))
+            problem = "the old secret is back" if not back.failed else f"{current} is the old secret: run apply"
+            done = PlaybookRun(done.results + back.results, done.hosts, f"the new secret did not work; {problem}")
+        old.unlink()
+        return done
+
+    def plan_upgrade(self) -> UpgradePlan:
+        """Steps from what the nodes run to what the stack says; nothing is changed.
+
+        Raises:
+            UsageError: a host did not answer, or a release cannot follow the one that is there.
+        """
+        return self._planned()[0]
+
+    def upgrade(self) -> PlaybookRun:
+        """Bring Slurm, driver and kernel of the nodes to what the stack says, step by step.
+
+        `upgrade.json` of the project records each step: the next call begins where an interruption stopped one.
+
+        Raises:
+            UsageError: as `plan_upgrade`, or an upgrade to other releases has not ended.
+        """
+        plan, record = self._planned()
+        stack, _ = _read(self.path)
+        apt = system_of(stack).packages == "apt"
+
+        def roll(step: UpgradeStep, back: bool) -> PlaybookRun:
+            playbook = record.playbook(step, apt=apt, back=back, wait_s=self.wait_s)
+            return self._rollout(stack, playbook).run([step.batch])
+
+        return record.run(plan, self.into, roll)
+
+    def _planned(self) -> tuple[UpgradePlan, UpgradeRecord]:
+        stack, _ = _read(self.path)
+        _write_project(self.path, self.into)
+        answers = _AnsibleNodes(self.into, self.on_result).command(_names(stack), probe(stack, []))
+        facts = {host: facts_of(answer.output) for host, answer in answers.items()}
+        record = UpgradeRecord.read(self.into, stack, facts, f"upgrade-{secrets.token_hex(4)}")
+        return plan_upgrade(stack, facts, self.batch, record.unfinished), record
+
+    def _rollout(self, stack: Stack, playbook: Playbook = SITE) -> Rollout:
+        controller = next(iter(stack.hosts("controller")))
+        return Rollout(controller, _AnsibleNodes(self.into, self.on_result, playbook), self.on_step, self.wait_s)
+
+    def _play(self, playbook: Playbook, hosts: Collection[str]) -> PlaybookRun:
+        return run_playbook(self.into, playbook, limit=",".join(hosts), on_result=self.on_result)
+
+
+def _names(stack: Stack) -> list[str]:
+    return [name for group in stack.nodes for name in group.names]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 from trainworks.catalog import facts
 from trainworks.catalog.names import nearest_rows, normal_name, without_remark
+from trainworks.catalog.row_files import kept_with_rows
 from trainworks.catalog.rows import FACTS, KINDS, CatalogRow, Kind, read_rows
 from trainworks.config.spec import Frozen
 from trainworks.errors import UsageError
@@ -177,7 +177,7 @@ def attention_kernels() -> dict[str, facts.AttentionKernel]:
     return _all("kernels", facts.AttentionKernel)
 
 
-@cache
+@kept_with_rows
 def published_runs() -> dict[str, facts.PublishedRun]:
     """All published runs by name."""
     return _all("runs", facts.PublishedRun)
@@ -296,7 +296,7 @@ def family(name: str) -> tuple[str, ...]:
     return tuple(other for other in names() if other.lower().startswith(prefix) and other != row.name)
 
 
-@cache
+@kept_with_rows
 def load_catalog() -> Catalog:
     """All facts that plans can use."""
     rows = [row for kind in KINDS for row in read_rows(kind).values()]
@@ -338,7 +338,7 @@ def explain_term(name: str) -> UsageError | None:
     return UsageError(f"`{name}` {term.meaning}", hint=term.instead)
 
 
-@cache
+@kept_with_rows
 def _prefixes() -> tuple[tuple[str, str], ...]:
     """Terms and the normalised prefixes of the names that they explain."""
     rows = read_rows("terms").values()
@@ -356,14 +356,17 @@ def _unknown(name: str, kinds: tuple[Kind, ...]) -> UsageError:
     return UsageError(f"no {noun} `{name}` in the catalogue", hint=f"{near}`{listed}` has all")
 
 
-@cache
+@kept_with_rows
 def _index(kind: Kind) -> dict[str, str]:
     """Name of the row by its normalised name and aliases."""
     index: dict[str, str] = {}
-    for row in read_rows(kind).values():
+    rows = read_rows(kind)
+    for row in sorted(rows.values(), key=lambda row: not row.place):  # the user's first: their names win
         for name in (row.name, *row.aliases):
-            if index.setdefault(normal_name(name), row.name) != row.name:
-                raise ValueError(f"{kind}: `{name}` names both `{index[normal_name(name)]}` and `{row.name}`")
+            other = rows[index.setdefault(normal_name(name), row.name)]
+            if other.name != row.name and bool(other.place) == bool(row.place):
+                message = f"{kind}: `{name}` names both `{other.name}` and `{row.name}`"
+                raise UsageError(message, place=row.place or None, hint="give one of the two another name or alias")
     return index
 
 

@@ -11,7 +11,9 @@ from trainworks.config.spec import Frozen
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
-Component = Literal["driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch", "PMIx", "NGC image"]
+Component = Literal[
+    "driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch", "PMIx", "NGC image", "GPU operator"
+]
 
 
 PYTORCH_VENDORS = ("NVIDIA", "AMD")
@@ -199,6 +201,8 @@ class Processor(Frozen):
     memory_channels: int
     launched: int
     power_w: float
+    architecture: Literal["x86_64", "aarch64"] = "x86_64"
+    """Instructions that its programs are compiled for, as `uname -m` prints them."""
 
 
 class Storage(Frozen):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from fnmatch import fnmatch
-from functools import cache
 
 from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.facts import Term
+from trainworks.catalog.row_files import kept_with_rows
 from trainworks.catalog.rows import read_rows
 from trainworks.errors import TrainworksError, UsageError
 
 _QUOTED = re.compile(r"`([^`]{2,60})`")
 
 
-@cache
+@kept_with_rows
 def left_out() -> tuple[Term, ...]:
     """All terms that are left out, in the order of the catalogue."""
     found = (Term.model_validate(row.facts()) for row in read_rows("terms").values())

@@ -28,12 +28,12 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import chain
 from statistics import median
 
 from trainworks.catalog.catalog import accelerator, find_row, has, load_catalog, node
 from trainworks.catalog.facts import Offer
+from trainworks.catalog.row_files import kept_with_rows
 from trainworks.errors import UsageError
 
 _LONGEST_NAME = 60
@@ -113,7 +113,7 @@ def parse_prices(lines: Iterable[str], *, name: str, cloud: str = "") -> PriceTa
         raise UsageError(f"invalid CSV: {error}", place=f"{name}:{reader.line_num}") from None
 
 
-@cache
+@kept_with_rows
 def known_accelerator(name: str) -> str | None:
     """Name of an accelerator in the catalogue; None for one that plans cannot use."""
     if not has("accelerators", name):
@@ -178,7 +178,7 @@ def _listing(row: Mapping[str, str], prices: _Prices, *, place: str, cloud: str)
     return _Listing(f"{provider} {shown}", provider, shown, part, int(count), *prices, _printable(row["Region"]), place)
 
 
-@cache
+@kept_with_rows
 def _accelerator(name: str, instance: str) -> str | None:
     """Accelerator of a known instance, else by name."""
     if instance and has("nodes", instance):
@@ -205,7 +205,7 @@ def _with_instance(
             )
 
 
-@cache
+@kept_with_rows
 def _instances_of(part: str, count: int, mega: bool) -> list[str]:
     nodes = load_catalog().nodes.values()
     instances = [it.name for it in nodes if it.provider == "GCP" and (it.accelerator, it.accelerators) == (part, count)]

@@ -7,14 +7,19 @@ and the keys that differ: `source`, `date`, `confidence`, `note`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import ValidationError
+
 from trainworks.catalog import facts
-from trainworks.config.source import read_package_data
+from trainworks.catalog.row_files import RowFile, kept_with_rows, row_files
+from trainworks.config.source import Source, read_package_data, read_text
 from trainworks.config.spec import Frozen
+from trainworks.errors import UsageError, suggest
 from trainworks.units import parse_bandwidth, parse_bytes
 
 Kind = Literal[
@@ -38,7 +43,11 @@ Kind = Literal[
 ]
 Confidence = Literal["high", "medium", "low"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+OWN_KINDS = ("instances", *(kind for kind in KINDS if kind != "terms"))
+"""Kinds of rows that files of the user may have; `instances` are nodes that are rented."""
 
+_Sources = Mapping[str, Mapping[str, str]]
+_LIKE = "trainworks catalog list"
 _FILES: dict[Kind, tuple[str, ...]] = {"nodes": ("nodes", "instances")}
 """Data files of a kind where they are not the one of its name."""
 _DEFAULTS = {"instances": {"kind": "instance"}}
@@ -81,6 +90,8 @@ class CatalogRow:
     instead: str | None = None
     explained: Mapping[str, str] | None = None
     """Lint rules that the row breaks for a reason, with the reason."""
+    place: str = ""
+    """File and line of a row that is not of Trainworks: the user's own, or of an update."""
 
     def figure(self, name: str) -> Figure:
         """The figure of that name; the row must have it."""
@@ -88,20 +99,61 @@ class CatalogRow:
 
     def facts(self) -> dict[str, Any]:
         """All figures in base units, by the field that each fills."""
-        merged: dict[str, Any] = {"name": self.name}
+        merged: dict[str, Any] = {"name": self.name} | (
+            {"source": self.place} if self.kind == "offers" and self.place else {}
+        )
         for figure in self.figures:
             for field, value in figure.facts.items():
                 merged[field] = merged.get(field, {}) | value if isinstance(value, dict) else value
         return merged
 
 
-@cache
+@kept_with_rows
 def read_rows(kind: Kind) -> dict[str, CatalogRow]:
-    """All rows of a kind by name, in the order of the files."""
+    """All rows of a kind by name, in the order of the files; those of the user's files in place of ours.
+
+    Raises:
+        TrainworksError: a file of the user has a row that does not fit its kind; with file and line.
+    """
     rows: dict[str, CatalogRow] = {}
     for name in _FILES.get(kind, (kind,)):
         rows |= parse_rows(kind, _read(name), defaults=_DEFAULTS.get(name))
+    for file in row_files(OWN_KINDS, read_source):
+        for name in _FILES.get(kind, (kind,)):
+            rows |= {row: _own_row(kind, row, file, name) for row in file.rows.get(name, {})}
     return rows
+
+
+def read_source(path: Path) -> Source:
+    """The text of a file with rows."""
+    return Source(str(path), read_text(path, "catalogue"))
+
+
+def data_files(kind: Kind) -> tuple[str, ...]:
+    """Names of the data files of a kind, without `.yaml`."""
+    return _FILES.get(kind, (kind,))
+
+
+def _own_row(kind: Kind, name: str, file: RowFile, written_as: str) -> CatalogRow:
+    row = _DEFAULTS.get(written_as, {}) | dict(file.rows[written_as][name])
+    sources = file.sources_of(written_as, name, read_sources())
+    for key in row:
+        if key not in (*_PROVENANCE, *_WORDS, *_COLUMNS[kind], "peak_tflops_per_s"):
+            hint = suggest(str(key), list(_COLUMNS[kind])) or f"there are {', '.join(_COLUMNS[kind])}"
+            raise UsageError(f"{kind} have no `{key}`", place=file.place(written_as, name, str(key)), hint=hint)
+    try:
+        found = _row(kind, name, row, sources)
+        if found.unplannable is None:
+            FACTS[kind].model_validate(found.facts())
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = f"`{name}`: `{'.'.join(map(str, first['loc']))}`: {first['msg'].lower()}"
+        raise UsageError(message, place=file.place(written_as, name), hint=f"compare `{_LIKE} {kind}`") from None
+    except (AttributeError, LookupError, TypeError, ValueError, UsageError) as error:
+        message = error.message if isinstance(error, UsageError) else str(error)
+        hint = f"compare `{_LIKE} {kind}`"
+        raise UsageError(f"`{name}`: {message}", place=file.place(written_as, name), hint=hint) from None
+    return replace(found, place=file.place(written_as, name))
 
 
 @cache
@@ -124,15 +176,16 @@ def parse_rows(
         ValueError: a key that no column knows, or a source or link that no data file has.
         QuantityError: a size or bandwidth without a unit, or with an unknown one.
     """
-    return {str(name): _row(kind, str(name), {**(defaults or {}), **row}) for name, row in rows.items()}
+    sources = read_sources()
+    return {str(name): _row(kind, str(name), {**(defaults or {}), **row}, sources) for name, row in rows.items()}
 
 
-def _row(kind: Kind, name: str, row: Mapping[str, Any]) -> CatalogRow:
+def _row(kind: Kind, name: str, row: Mapping[str, Any], sources: _Sources) -> CatalogRow:
     words = {key: row[key] for key in _WORDS if key in row}
     provenance = {key: row[key] for key in _PROVENANCE if key in row}
     aliases = tuple(str(alias) for alias in words.pop("aliases", ()))
     try:
-        figures = tuple(_figure(kind, key, value, provenance) for key, value in _written_figures(row))
+        figures = tuple(_figure(kind, key, value, provenance, sources) for key, value in _written_figures(row))
     except KeyError as error:
         raise ValueError(f"{kind}, `{name}`: no column, source or link {error}") from None
     return CatalogRow(kind=kind, name=name, aliases=aliases, figures=figures, **words)
@@ -147,11 +200,11 @@ def _written_figures(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def _figure(kind: Kind, key: str, value: Any, provenance: Mapping[str, Any]) -> Figure:
+def _figure(kind: Kind, key: str, value: Any, provenance: Mapping[str, Any], sources: _Sources) -> Figure:
     own = value if isinstance(value, dict) and "value" in value else {"value": value}
     from_elsewhere = own if "source" in own or key not in _CHOICES else own | {"source": "choice"}
-    source = read_sources()[from_elsewhere.get("source", provenance["source"])]
-    given = source | ({} if "source" in from_elsewhere else dict(provenance)) | own
+    source = sources[str(from_elsewhere.get("source", provenance["source"]))]
+    given = dict(source) | ({} if "source" in from_elsewhere else dict(provenance)) | own
     return Figure(
         name=_label(key),
         written=_written(key, own["value"]),
@@ -161,6 +214,47 @@ def _figure(kind: Kind, key: str, value: Any, provenance: Mapping[str, Any]) -> 
         confidence=given["confidence"],
         note=own.get("note"),
     )
+
+
+RowsByName = Mapping[tuple[Kind, str], CatalogRow]
+
+
+def all_rows() -> RowsByName:
+    """Rows of all kinds."""
+    return {(kind, row.name): row for kind in KINDS for row in read_rows(kind).values()}
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """A row that an update adds or removes, or a figure of one that it changes."""
+
+    kind: Kind
+    row: str
+    figure: str
+    """Empty for a whole row."""
+    old: str
+    """Empty for a row or figure that is added."""
+    new: str
+    """Empty for one that is removed."""
+
+
+def row_changes(before: RowsByName, after: RowsByName) -> list[RowChange]:
+    """Rows and figures that differ, in the order of the catalogue, with new rows at the end."""
+    changes = []
+    for kind, name in dict.fromkeys((*before, *after)):
+        old, new = before.get((kind, name)), after.get((kind, name))
+        if old is None or new is None:
+            changes.append(RowChange(kind, name, "", _whole(old), _whole(new)))
+            continue
+        figures = {figure.name: (figure.written, "") for figure in old.figures}
+        for figure in new.figures:
+            figures[figure.name] = (figures.get(figure.name, ("", ""))[0], figure.written)
+        changes += [RowChange(kind, name, figure, *pair) for figure, pair in figures.items() if pair[0] != pair[1]]
+    return changes
+
+
+def _whole(row: CatalogRow | None) -> str:
+    return "" if row is None else ", ".join(f"{figure.name} {figure.written}" for figure in row.figures)
 
 
 _CHOICES = ("kind", "reference_node")
@@ -173,6 +267,7 @@ _SUFFIXES = {
     "_us": "us",
     "_ns": "ns",
     "_usd_h": "USD/h",
+    "_cny_h": "CNY/h",
     "_usd": "USD",
     "_g_kwh": "g/kWh",
     "_files_s": "files/s",
@@ -196,6 +291,8 @@ def _written(key: str, value: Any) -> str:
         return f"{' / '.join(item if isinstance(item, str) else f'{item:g}' for item in value)} {unit or ''}".rstrip()
     if isinstance(value, dict):
         return f"{', '.join(f'{name} {count}' for name, count in value.items())} {unit or ''}".rstrip()
+    if unit and not isinstance(value, int | float):
+        raise ValueError(f"`{key}` is not a number: `{value}`")
     return f"{value:g} {unit}" if unit else str(value)
 
 
@@ -296,6 +393,9 @@ _CONVERTED: dict[Kind, dict[str, Column]] = {
     },
     "offers": {
         "on_demand_usd_h": _plain_column("usd_per_hour"),
+        "on_demand_cny_h": lambda cny: {
+            "usd_per_hour": round(cny / read_rows("assumptions")["CNY per USD"].facts()["typical"], 4)
+        },
         "spot_usd_h": _plain_column("spot_usd_per_hour"),
     },
     "fleets": {"failures_per_1000_node_days": _scaled("failures_per_node_s", Fraction(1, 1000 * 86400))},

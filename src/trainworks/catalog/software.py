@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from trainworks.catalog.catalog import find_row
+from trainworks.catalog.catalog import find_row, has
 from trainworks.catalog.facts import Component, Release
 from trainworks.catalog.rows import read_rows
 
@@ -64,15 +64,29 @@ def driver_branch(version: str) -> int:
 def driver_end(branch: int) -> str | None:
     """Last month of support of a driver branch; None if it is supported, or newer than all that are known.
 
-    A branch without a row that is older than the oldest supported one has ended, in a month that is not known: `""`.
+    A branch without a row that is older than the newest one has ended, in a month that is not known: `""`. Branches
+    between those of the table are new feature branches, which NVIDIA corrects until the next one.
 
-    >>> driver_end(525), driver_end(580), driver_end(515)
-    ('2023-12', None, '')
+    >>> driver_end(525), driver_end(580), driver_end(515), driver_end(590)
+    ('2023-12', None, '', '')
     """
     known = {driver_branch(each.name): each for each in releases("driver")}
     if branch in known:
         return known[branch].ends if is_over(known[branch]) else None
-    return "" if branch < min(number for number, each in known.items() if not is_over(each)) else None
+    return "" if branch < max(known) else None
+
+
+def operator_end(version: str) -> str | None:
+    """Last month of corrections of a GPU operator, as `driver_end`; one before the first row has ended, too.
+
+    >>> operator_end("v25.10.1"), operator_end("v26.7.0"), operator_end("v23.9.0")
+    ('2026-07', None, '')
+    """
+    key = version_key(version)[:2]
+    known = {version_key(each.name): each for each in releases("GPU operator")}
+    if key in known:
+        return known[key].ends if is_over(known[key]) else None
+    return "" if key < min(known) else None
 
 
 def least_driver(cuda: str) -> int | None:
@@ -93,7 +107,8 @@ def generation(architecture: str | None) -> Release | None:
     'open'
     """
     name = (architecture or "").partition(" ")[0]
-    return next((each for each in releases("GPU generation") if each.name == name), None)
+    found = release(name) if has("software", name) else None
+    return found if found and found.component == "GPU generation" else None
 
 
 def image_cuda(image: str) -> str | None:

@@ -17,7 +17,7 @@ from trainworks.catalog.cluster_words import Switching
 from trainworks.catalog.facts import Accelerator, Node
 from trainworks.config.engines import stack_file_in
 from trainworks.config.stack import Stack, load_stack
-from trainworks.config.stack_parts.fabric import FabricDesign
+from trainworks.config.stack_parts.fabric import Fabric, FabricDesign
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.errors import ArgumentError, UsageError
 
@@ -45,17 +45,14 @@ def read_cluster(text: str) -> ClusterDescription:
 def cluster_of_stack(stack: Stack, group: str | None = None) -> ClusterDescription:
     """The compute nodes of a stack, or one kind of them, and the network that joins them.
 
-    `group` has the hosts of one group, `gpu[01-04]` or `gpu`, or their machine; all compute nodes when left out.
+    `group` has the name of one group, its hosts, `gpu[01-04]` or `gpu`, or their machine; all compute nodes when left
+    out.
 
     Raises:
         ArgumentError: the nodes are not of one kind, or have no accelerators; the argument is the path of the key.
     """
     every = list(stack.groups("compute"))
-    groups = (
-        every
-        if group is None
-        else [each for each in every if group in (each.hosts, each.hosts.partition("[")[0], each.machine, *each.names)]
-    )
+    groups = every if group is None else [each for each in every if each.is_called(group) or group in each.names]
     kinds = {each.hosts: _kind(stack, each) for each in groups}
     first = next(iter(kinds.values()), None)
     if first is None or any(kind != first for kind in kinds.values()):
@@ -77,7 +74,7 @@ def joined_nodes(stack: Stack, groups: Sequence[NodeGroup]) -> ClusterDescriptio
     Raises:
         ArgumentError: the stack names what the catalogue does not have, or says no network between several nodes.
     """
-    num_nodes, asked = sum(len(group.names) for group in groups), fabric_design(stack)
+    num_nodes, asked = sum(len(group.names) for group in groups), fabric_design(stack, groups)
     known = next((kind for group in groups if (kind := _kind(stack, group)) is not None), None)
     try:
         if known is None:
@@ -110,8 +107,40 @@ def node_of(group: NodeGroup) -> Node | None:
     return node_of_accelerators(accelerator(found.name), found.count).model_copy(update=shown)
 
 
-def fabric_design(stack: Stack) -> FabricDesign | None:
-    """The network that a stack asks for, as `fabric.design` or by the rate of its adapters; None where it has none."""
+def has_accelerators(group: NodeGroup) -> bool:
+    """Whether a node of a group has accelerators."""
+    machine = node_of(group)
+    return machine is not None and machine.accelerators > 0
+
+
+def group_fabric(stack: Stack, group: NodeGroup) -> Fabric | None:
+    """The network of a stack with the adapters of a group; None for one that is not in it."""
+    fabric, own = stack.fabric, group.fabric
+    if fabric is None or "compute" not in group.roles or (own is not None and own.link == "none"):
+        return None
+    if own is not None:
+        return fabric.with_adapters(own) if fabric.link is not None else fabric
+    is_in = has_accelerators(group) or not any(map(has_accelerators, stack.groups("compute")))
+    return fabric if is_in else None
+
+
+def fabric_design(stack: Stack, groups: Sequence[NodeGroup] = ()) -> FabricDesign | None:
+    """The network that a stack asks for, as `fabric.design` or by the rate of its adapters; None where it has none.
+
+    Some groups may have other adapters, all of them the same: their number is that of the network, and those of another
+    kind are in none that the stack asks for.
+    """
+    own = {group.fabric for group in groups}
+    adapters = own.pop() if len(own) == 1 else None
+    found = _stack_design(stack)
+    if adapters is None or found is None:
+        return found
+    if adapters.link is not None and stack.fabric is not None and adapters.link != stack.fabric.link:
+        return None
+    return found.model_copy(update={"nics": len(adapters.devices) or found.nics})
+
+
+def _stack_design(stack: Stack) -> FabricDesign | None:
     fabric = stack.fabric
     if fabric is None or fabric.design is not None or fabric.link is None:
         return fabric.design if fabric is not None else None

@@ -7,6 +7,7 @@ import inspect
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -80,6 +81,11 @@ def _set_verbosity(count: int) -> None:
         be_verbose(count)
 
 
+def _set_catalogue(path: str | None) -> None:
+    if path is not None:  # processes that this one starts read the same rows
+        os.environ["TRAINWORKS_CATALOG"] = str(Path(path).absolute())
+
+
 @app.callback()
 def _options(
     version: bool = typer.Option(
@@ -93,6 +99,13 @@ def _options(
         metavar="",
         help="Log decisions and external calls on stderr; -vv: all that is logged.",
         callback=_set_verbosity,
+    ),
+    catalog: str | None = typer.Option(
+        None,
+        "--catalog",
+        metavar="FILE",
+        help="Rows of your own beside the catalogue's. [default: $TRAINWORKS_CATALOG]",
+        callback=_set_catalogue,
     ),
 ) -> None:
     """Options of the program itself; each acts in its own callback, before a command is asked for."""

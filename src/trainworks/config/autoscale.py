@@ -13,7 +13,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from trainworks.config.command import NodeAccelerators
 from trainworks.config.quantities import DurationS, SizeBytes
-from trainworks.config.spec import FieldError, Spec
+from trainworks.config.spec import ConfigPath, FieldError, Spec
 
 _NAME = r"[A-Za-z][A-Za-z0-9_-]*"
 NodeList = Annotated[
@@ -22,8 +22,6 @@ NodeList = Annotated[
 """Nodes in Slurm's words: `cloud[1-16]`."""
 Name = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$", max_length=63)]
 DnsName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
-ConfigPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._/-]*$", max_length=1024)]
-"""A path that slurm.conf takes: absolute, without a blank or a comment sign."""
 
 
 def _one_line(text: str) -> str:

@@ -36,6 +36,8 @@ def _path(text: str) -> str:
 
 PathText = Annotated[str, AfterValidator(_path)]
 """A path that file systems accept."""
+ConfigPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._/-]*$", max_length=1024)]
+"""A path that slurm.conf takes: absolute, without a blank or a comment sign."""
 
 RUN_NAME_HINT = (
     "use up to 63 of `a-z`, `A-Z`, `0-9`, `.`, `_` and `-`, and begin with a letter or digit, like `fine-tune-7b`"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -38,7 +38,7 @@ class Stack(Spec):
     admin_keys: Annotated[tuple[PublicKey, ...], Field(min_length=1)]
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     gpu: software.GpuSoftware | None = None
-    """Software of NVIDIA GPUs; without it, the project installs no driver, for images that have one."""
+    """Driver of the groups with GPUs of that maker; without it, the project installs none, for images that have one."""
     fabric: Fabric | None = None
     """Network that ranks talk over; without it, adapters and switches are left as they are."""
     slurm: SlurmScheduler
@@ -67,8 +67,52 @@ class Stack(Spec):
                 raise FieldError(
                     f"no node has the role `{role}`", hint=f"add `{role}` to the `roles` of one of `nodes`"
                 )
-            if role != "compute" and count > 1:
+            if role not in ("compute", "controller") and count > 1:
                 raise FieldError(f"{count} hosts have the role `{role}`, and one can", hint="give it to a single host")
+        return self
+
+    @model_validator(mode="after")
+    def _controllers_share_their_state(self) -> Stack:
+        controllers = self.hosts("controller")
+        shared = [mount.at for mount in self.mounts if not mount.read_only and mount.server not in controllers]
+        if len(controllers) > 1 and not any(PurePosixPath(self.slurm.state).is_relative_to(at) for at in shared):
+            raise FieldError(
+                f"{len(controllers)} controllers need one state, and `{self.slurm.state}` is local to each",
+                hint="set `slurm.state` to a folder below one of `mounts` that no controller serves: `/shared/slurm`",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_fit_the_stack(self) -> Stack:
+        for group in self.nodes:
+            if "compute" not in group.roles and (group.gpu or group.fabric):
+                message = f"`gpu` and `fabric` are for compute nodes, and `{group.label}` has none"
+                raise FieldError(message, hint="remove them")
+            if group.fabric is None or group.fabric.link == "none":
+                continue
+            if self.fabric is None:
+                message = f"`fabric` of `{group.label}` has adapters in the network of the stack, which has no `fabric`"
+                raise FieldError(message, hint="add `fabric` beside `nodes`")
+            if self.fabric.link is not None or group.fabric.devices:
+                self.fabric.with_adapters(group.fabric)
+        if len(self.group_names) < len(self.nodes):
+            raise FieldError("two groups of `nodes` have one name", hint="give each a `name` of its own")
+        return self
+
+    @model_validator(mode="after")
+    def _partitions_name_what_is_there(self) -> Stack:
+        accounts = {"root", *(each.name for each in self.slurm.accounts), *(user.account for user in self.users)}
+        for partition in self.slurm.partitions:
+            for name in partition.nodes:
+                if not any(group.is_called(name) or name in group.names for group in self.groups("compute")):
+                    known = ", ".join(f"`{group.label}`" for group in self.groups("compute"))
+                    message = f"partition `{partition.name}` names `{name}`, and no compute node is called so"
+                    raise FieldError(message, hint=f"name groups of `nodes` or hosts: {known}")
+            if partition.accounts and not self.slurm.accounting:
+                raise FieldError("`accounts` of partitions are kept by slurmdbd", hint="remove `accounting: false`")
+            if missing := [name for name in partition.accounts if name not in accounts]:
+                message = f"partition `{partition.name}` is for the account `{missing[0]}`, which is not there"
+                raise FieldError(message, hint="add it to `slurm.accounts`")
         return self
 
     @model_validator(mode="after")
@@ -146,6 +190,26 @@ class Stack(Spec):
         """Folders that file systems are mounted at."""
         local = [each.at for each in (self.scratch, self.metadata) if each]
         return [mount.at for mount in self.mounts] + local
+
+    @property
+    def group_names(self) -> dict[str, NodeGroup]:
+        """Groups by their names in the inventory: `nodes_gpu`, or `nodes_gpu09` where the hosts of another begin so."""
+        labels = [group.label for group in self.nodes]
+        named = {
+            (group.name or group.names[0]) if labels.count(group.label) > 1 else group.label: group
+            for group in self.nodes
+        }
+        return {f"nodes_{re.sub('[^A-Za-z0-9_]', '_', name)}": group for name, group in named.items()}
+
+    def nodes_of(self, names: Sequence[str]) -> list[tuple[NodeGroup, str]]:
+        """Groups that some names of groups and hosts mean, each with its nodes in Slurm's words; all without a name."""
+        found = [
+            (group, group.hosts if group.is_called(name) else name)
+            for name in names
+            for group in self.groups("compute")
+            if group.is_called(name) or name in group.names
+        ]
+        return list(dict.fromkeys(found)) if names else [(group, group.hosts) for group in self.groups("compute")]
 
     def groups(self, role: Role) -> Iterator[NodeGroup]:
         """Groups with a role."""

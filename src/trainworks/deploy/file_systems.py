@@ -7,7 +7,7 @@ the comments of beegfs-client.conf.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from trainworks.config.stack import Stack
@@ -29,18 +29,23 @@ class MountUnit:
     """What the storage role has to know."""
 
 
-def exports(stack: Stack) -> str:
-    """Text of the exports of the stack's own file server; empty without one."""
-    lines = []
-    for mount in _own_exports(stack):
+def exports(stack: Stack) -> dict[str, str]:
+    """Text of the exports of each of the stack's own file servers, by its name."""
+    lines: dict[str, list[str]] = {}
+    for server, mount in _own_exports(stack):
         rights = "ro" if mount.read_only else "rw"
-        lines.append(f"{mount.export} {stack.network}({rights},sync,no_subtree_check,root_squash)")
-    return "\n".join([*_EXPORT_REASONS, *lines]) + "\n" if lines else ""
+        line = f"{mount.export} {stack.network}({rights},sync,no_subtree_check,root_squash)"
+        lines.setdefault(server, [*_EXPORT_REASONS]).append(line)
+    return {server: "\n".join(each) + "\n" for server, each in lines.items()}
 
 
-def exported_folders(stack: Stack) -> list[str]:
-    """Folders that the stack's own file server exports."""
-    return list(dict.fromkeys(mount.export for mount in _own_exports(stack) if mount.export))
+def exported_folders(stack: Stack) -> dict[str, list[str]]:
+    """Folders that each of the stack's own file servers exports, by its name."""
+    own = list(_own_exports(stack))
+    return {
+        server: list(dict.fromkeys(mount.export for each, mount in own if each == server and mount.export))
+        for server, _ in own
+    }
 
 
 def mount_units(stack: Stack) -> list[MountUnit]:
@@ -142,8 +147,11 @@ _BEEGFS_REASONS = (
 )
 
 
-def _own_exports(stack: Stack) -> list[SharedMount]:
-    return [mount for mount in stack.mounts if mount.server in stack.hosts("storage")]
+def _own_exports(stack: Stack) -> Iterator[tuple[str, SharedMount]]:
+    """NFS mounts of the stack's own file servers, each with its server."""
+    for mount in stack.mounts:
+        if mount.kind == "nfs" and mount.server is not None and mount.server in stack.hosts("storage"):
+            yield mount.server, mount
 
 
 def _shared(mount: SharedMount) -> MountUnit:

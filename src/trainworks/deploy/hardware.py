@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
+
 from trainworks.catalog import software
-from trainworks.catalog.catalog import accelerator, load_catalog, node, processor
-from trainworks.catalog.facts import Release
-from trainworks.catalog.stack_cluster import node_of
+from trainworks.catalog.catalog import accelerator, has, load_catalog, node, processor
+from trainworks.catalog.facts import Accelerator, Release
+from trainworks.catalog.stack_cluster import has_accelerators, node_of
 from trainworks.config.command import AcceleratorRequest
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
+from trainworks.config.stack_parts.software import GpuSoftware
 from trainworks.errors import ArgumentError, UsageError
 
-_REPORTED_SHARE = 0.95
+REPORTED_SHARE = 0.95
 """Memory that a kernel reports, over what is installed: firmware and the kernel itself keep the rest."""
 
 
@@ -55,9 +59,15 @@ def hardware_of(group: NodeGroup) -> Hardware:
         sockets=machine.processors,
         cores_per_socket=cores,
         threads_per_core=max(1, threads),
-        memory=int(machine.host_memory_bytes * _REPORTED_SHARE),
+        memory=int(machine.host_memory_bytes * REPORTED_SHARE),
         accelerators=accelerators,
     )
+
+
+def architectures(stack: Stack) -> list[str]:
+    """Architectures of the compute nodes, as far as the catalogue knows their processors."""
+    machines = [node(group.machine) for group in stack.groups("compute") if group.machine is not None]
+    return sorted({processor(each.processor).architecture for each in machines if each.processor is not None})
 
 
 def gres_kind(name: str) -> str:
@@ -78,11 +88,34 @@ def gres_of(accelerators: AcceleratorRequest) -> str:
     return f"gpu:{gres_kind(accelerators.name)}:{accelerators.count}"
 
 
-def gres_devices(accelerators: AcceleratorRequest) -> str:
-    """Their device files, as a line of gres.conf names them."""
-    last = accelerators.count - 1
-    files = f"/dev/nvidia[0-{last}]" if last else "/dev/nvidia0"
-    return f"Name=gpu Type={gres_kind(accelerators.name)} File={files}"
+def is_of_amd(accelerators: AcceleratorRequest) -> bool:
+    """Whether accelerators are made by AMD, as far as the catalogue knows them."""
+    return has("accelerators", accelerators.name) and accelerator(accelerators.name).vendor == "AMD"
+
+
+def gres_devices(accelerators: AcceleratorRequest, cores: Sequence[str] = ()) -> list[str]:
+    """Their device files as gres.conf names them: a line for the GPUs with the same nearest cores, which follow.
+
+    GPUs of AMD are render nodes of the kernel, from number 128 on.
+    """
+    prefix, first, flags = ("/dev/dri/renderD", 128, " Flags=amd_gpu_env") if is_of_amd(accelerators) else _NVIDIA
+    lines, start = [], 0
+    for near, same in groupby(f" Cores={each}" if each else "" for each in cores or [""] * accelerators.count):
+        end = start + len(list(same)) - 1
+        files = f"{prefix}[{first + start}-{first + end}]" if end > start else f"{prefix}{first + start}"
+        lines.append(f"Name=gpu Type={gres_kind(accelerators.name)} File={files}{near}{flags}")
+        start = end + 1
+    return lines
+
+
+_NVIDIA = ("/dev/nvidia", 0, "")
+"""Device files of NVIDIA's GPUs: beginning, first number, and flags of gres.conf."""
+
+
+def gpu_of(stack: Stack, group: NodeGroup) -> GpuSoftware | None:
+    """Driver of the accelerators of a group: its own, else that of the stack; None where the project installs none."""
+    found = (group.gpu or stack.gpu) if "compute" in group.roles and has_accelerators(group) else None
+    return None if found is None or found.vendor == "none" else found
 
 
 def check_names(stack: Stack) -> None:
@@ -100,13 +133,23 @@ def check_names(stack: Stack) -> None:
             hardware_of(group)
             machine = node_of(group)
             part = accelerator(machine.accelerator) if machine is not None else None
-            if part is not None and part.vendor != "NVIDIA":
-                raise UsageError(
-                    f"`{part.name}` is made by {part.vendor}, and the roles know NVIDIA's driver and devices alone",
-                    hint="leave these nodes out of the stack",
-                )
+            if part is not None:
+                _check_vendor(stack, group, part)
         except UsageError as error:
             raise ArgumentError(error.message, argument=f"nodes.{index}.{key}", hint=error.hint) from None
+
+
+def _check_vendor(stack: Stack, group: NodeGroup, part: Accelerator) -> None:
+    made, gpu = f"`{part.name}` is made by {part.vendor}", gpu_of(stack, group)
+    if part.vendor not in ("NVIDIA", "AMD"):
+        hint = "leave these nodes out of the stack"
+        raise UsageError(f"{made}, and the roles know drivers and devices of NVIDIA and AMD alone", hint=hint)
+    if gpu is not None and gpu.vendor != part.vendor.lower():
+        hint = 'write `gpu: {rocm: "6.4"}`, `gpu: {driver: "580"}` or `gpu: none` into this group of `nodes`'
+        raise UsageError(f"{made}, and `gpu` is a driver for `{gpu.vendor}`", hint=hint)
+    if part.vendor == "AMD" and stack.kubernetes is not None:
+        hint = "remove `kubernetes`, or leave these nodes out of the stack"
+        raise UsageError(f"{made}, and the operators of `kubernetes` are NVIDIA's", hint=hint)
 
 
 def has_nvswitch(group: NodeGroup) -> bool:

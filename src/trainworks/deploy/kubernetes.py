@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.scheduler import SlurmAccount
 from trainworks.config.stack_parts.software import KubernetesBundle
-from trainworks.deploy.hardware import gres_kind, hardware_of
+from trainworks.deploy.hardware import gpu_of, gres_kind, hardware_of
 from trainworks.deploy.kueue import KUEUE_API
 from trainworks.jobs.formats.manifest import queue_of_team, to_yaml
 
@@ -224,7 +225,7 @@ def _monitors() -> list[Mapping[str, object]]:
 def _gpu_values(stack: Stack) -> str:
     reasons = [
         "# the role `gpu` installs and holds the driver; a second one from a container would unload it under jobs",
-        to_yaml({"driver": {"enabled": stack.gpu is None}}).rstrip(),
+        to_yaml({"driver": {"enabled": not any(gpu_of(stack, group) for group in stack.groups("compute"))}}).rstrip(),
         "# containers get the devices and the libraries of the driver",
         to_yaml({"toolkit": {"enabled": True}}).rstrip(),
         "# a pod asks for whole GPUs: those of a node can be divided, and then report wrong shares to the queue",
@@ -245,7 +246,8 @@ def _network_values(stack: Stack) -> str:
     fabric = stack.fabric
     driver = fabric is not None and fabric.driver == "doca-ofed"
     why = "the role `fabric` installs DOCA-OFED" if driver else "the nodes use the driver of their kernel"
-    devices = list(fabric.devices) if fabric is not None else []
+    own = [found for group in stack.groups("compute") if (found := group_fabric(stack, group)) is not None]
+    devices = list(dict.fromkeys(device for each in own for device in each.devices))
     plugin = {"deploy": True, "resources": [{"name": "rails", "rdmaHcaMax": _RDMA_SHARES, "rdmaDevices": devices}]}
     lines = [
         f"# {why}; a container with another one would unload the adapters",

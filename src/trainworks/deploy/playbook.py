@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
@@ -15,12 +15,12 @@ from trainworks.host import process
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """A task that changed something on a host, or failed there."""
+    """A task that changed something on a host, or failed there, or was to print something."""
 
     host: str
-    outcome: str  # changed, failed or unreachable
+    outcome: str  # changed, failed, unreachable or printed
     task: str
-    detail: str  # paths or names that changed, or the message of the failure
+    detail: str  # paths or names that changed, the message of the failure, or what was printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,32 @@ class Answer:
     output: str
 
 
+@dataclass(frozen=True, slots=True)
+class Playbook:
+    """A playbook of a project."""
+
+    name: str = "site.yaml"
+    tags: tuple[str, ...] = ()
+    """Parts that it is limited to; all when empty."""
+    variables: Mapping[str, object] = field(default_factory=dict)
+    """Values that it gets beside those of the project."""
+    inventories: tuple[str, ...] = ()
+    """Files with hosts beside those of the project."""
+
+
+SITE = Playbook()
+"""All that a stack says."""
+
+
 def run_playbook(
-    project: Path, *, limit: str | None = None, dry_run: bool = False, on_result: Callable[[TaskResult], None]
+    project: Path,
+    playbook: Playbook = SITE,
+    *,
+    limit: str | None = None,
+    dry_run: bool = False,
+    on_result: Callable[[TaskResult], None],
 ) -> PlaybookRun:
-    """Run `site.yaml` of a project with the `ansible-playbook` of this environment.
+    """Run a playbook of a project with the `ansible-playbook` of this environment.
 
     `limit` is a pattern of hosts. `dry_run` reports what would change, and changes nothing. `on_result` gets each
     result that changed or failed, as it comes.
@@ -75,14 +97,19 @@ def run_playbook(
     """
     options = ["--check", "--diff"] if dry_run else []
     options += [f"--limit={limit}"] if limit is not None else []
+    options += [f"--tags={','.join(playbook.tags)}"] if playbook.tags else []
+    options += [f"--extra-vars={json.dumps(playbook.variables)}"] if playbook.variables else []
+    options += [f"--inventory={each}" for each in ("inventory.yaml", *playbook.inventories) if playbook.inventories]
     results: list[TaskResult] = []
     hosts: list[HostCounts] = []
-    for event in _events(project, "site.yaml", options):
+    for event in _events(project, playbook.name, options):
         if "counts" in event:
             hosts.append(HostCounts(event["host"], *event["counts"]))
-        elif "task" in event:
-            results.append(TaskResult(event["host"], event["outcome"], event["task"], event["detail"]))
-            on_result(results[-1])
+            continue
+        _, printed = event.get("answer", (None, ""))
+        outcome, task = event.get("outcome", "printed"), event.get("task", playbook.name)
+        results.append(TaskResult(event["host"], outcome, task, event.get("detail", printed)))
+        on_result(results[-1])
     return PlaybookRun(tuple(results), tuple(hosts))
 
 

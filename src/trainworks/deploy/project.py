@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import get_args
 
 from trainworks import __version__
-from trainworks.catalog import software
-from trainworks.catalog.catalog import accelerator
-from trainworks.catalog.stack_cluster import node_of
+from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
-from trainworks.config.stack_parts.software import ImageRecipe
+from trainworks.config.stack_parts.nodes import NodeGroup
+from trainworks.config.stack_parts.software import ImageRecipe, SoftwareEnvironment
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
+from trainworks.deploy.delivered import exporters
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
-from trainworks.deploy.hardware import has_nvswitch, system_of
+from trainworks.deploy.hardware import architectures, gpu_of, system_of
 from trainworks.deploy.kubernetes import bundle_files
-from trainworks.deploy.slurm_conf import accounts_script, slurm_files, slurmdbd_template
+from trainworks.deploy.node_groups import NO_GROUP, group_variables
+from trainworks.deploy.slurm_conf import accounts_script, node_scripts, slurm_files, slurmdbd_template
 from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
@@ -41,36 +42,68 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     `images` name.
 
     Raises:
-        ArgumentError: the operating system has no packages for a part of the stack.
+        ArgumentError: the operating system has no packages for a part of the stack, or an environment does not run on
+            all nodes.
     """
     system = system_of(stack)
     if system.packages != "apt" and stack.monitoring is not None:
         message = f"{system.name} has no packages of Prometheus"
         raise ArgumentError(message, argument="monitoring", hint="remove `monitoring`, or install Prometheus yourself")
+    if len(found := architectures(stack)) > 1 and any(each.torch for each in stack.environments):
+        message = f"compute nodes are {' and '.join(found)}, and a virtual environment is for one of them"
+        hint = "write environments with an `image` for both, or give each kind of nodes a stack file of its own"
+        raise ArgumentError(message, argument="environments", hint=hint)
     slurm, units = slurm_files(stack), file_systems.mount_units(stack)
     files = dict(_static(resources.files("trainworks.deploy").joinpath("ansible")))
     files |= {
         "inventory.yaml": to_yaml(inventory(stack)),
         "group_vars/all.yaml": to_yaml(_variables(stack, system.packages == "apt", slurm, monitoring)),
         "cloud-init/user-data.yaml": cloud_init(stack),
-        ".gitignore": "# the key of munge and the password of the database\nsecrets/\n",
+        ".gitignore": "# the key of munge, passwords, and dumps of the database\nsecrets/\nbackups/\n",
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/gpu/files/{name}": text for name, text in racks.imex_files(stack).items()}
     files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
     files |= {f"roles/storage/files/{name}": text for name, text in file_systems.beegfs_files(stack).items()}
-    files |= _fabric_files(stack) | image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
+    files |= _group_files(stack, system.packages == "apt") | _fabric_files(stack)
+    files |= image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in monitoring.items()}
     if stack.slurm.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
-    if text := file_systems.exports(stack):
-        files["roles/storage/files/exports"] = text
+    files |= {f"roles/storage/files/{host}/exports": text for host, text in file_systems.exports(stack).items()}
     return dict(sorted(files.items()))
 
 
+def _group_files(stack: Stack, apt: bool) -> dict[str, str]:
+    """Variables of each group of compute nodes and its files of the roles `scheduler` and `fabric`, by path."""
+    files: dict[str, str] = {}
+    for name, group in stack.group_names.items():
+        if "compute" in group.roles:
+            scripts = node_scripts(stack, group)
+            own = {"node_group": name, "slurm_group_files": list(scripts), **group_variables(stack, group, apt)}
+            files |= {f"group_vars/{name}.yaml": to_yaml(own)}
+            files |= {f"roles/scheduler/files/{name}/{file}": text for file, text in scripts.items()}
+            files |= {f"roles/fabric/files/{name}/{file}": text for file, text in _adapter_files(stack, group).items()}
+    return files
+
+
+def _adapter_files(stack: Stack, group: NodeGroup) -> dict[str, str]:
+    """Files that name the adapters of a group, which NCCL, UCX and the scripts of RoCE read; empty without some."""
+    fabric, gpu = group_fabric(stack, group), gpu_of(stack, group)
+    if fabric is None or fabric.link is None:
+        return {}
+    names = ["nccl.conf", *(["ucx.conf", "mpi-check.sh"] if fabric.mpi is not None else [])]
+    names += ["roce-host.sh", "roce-check.sh"] if fabric.link == "roce" else []
+    ends = zip(fabric.interfaces, fabric.devices, strict=True) if fabric.link == "roce" else ()
+    pairs = " ".join(f"{interface}:{device}" for interface, device in ends)
+    has_cuda = fabric.mpi is not None and fabric.mpi.cuda and gpu is not None and gpu.vendor == "nvidia"
+    facts = {"fabric": fabric, "roce": ROCE, "adding_switches": ADDING_SWITCHES, "pairs": pairs, "has_cuda": has_cuda}
+    return {name: render(f"fabric/{name}", **facts) for name in names}
+
+
 def _fabric_files(stack: Stack) -> dict[str, str]:
-    """Files of the role `fabric` by path, those of one host in a folder of its own, and the text of the switches.
+    """Files of the role `fabric` that all nodes have, those of one host by its name, and the text of the switches.
 
     NCCL reads nccl.conf before the environment of a job, which overrides it. InfiniBand needs no addresses of rails.
 
@@ -84,20 +117,15 @@ def _fabric_files(stack: Stack) -> dict[str, str]:
     fabric = stack.fabric
     if fabric is None or fabric.link is None:
         return {}
-    facts = {"fabric": fabric, "roce": ROCE, "adding_switches": ADDING_SWITCHES}
-    names = ["nccl.conf", *(["ucx.conf", "openmpi-mca-params.conf", "mpi-check.sh"] if fabric.mpi is not None else [])]
-    rails_of_hosts: dict[str, str] = {}
+    files = {"openmpi-mca-params.conf": render("fabric/openmpi-mca-params.conf", fabric=fabric)} if fabric.mpi else {}
     if fabric.link == "roce":
-        names += ["roce-host.sh", "roce-host.service", "roce-check.sh"]
-        ends = zip(fabric.interfaces, fabric.devices, strict=True)
-        facts["pairs"] = " ".join(f"{interface}:{device}" for interface, device in ends)
-        rails_of_hosts = {
+        files["roce-host.service"] = render("fabric/roce-host.service")
+        files |= {
             f"{rail.host}/50-rail{rail.number}.network": render(
                 "fabric/rail.network", rail=rail, network=fabric.network, table=100 + rail.number, roce=ROCE
             )
             for rail in rails(stack)
         }
-    files = {name: render(f"fabric/{name}", **facts) for name in names} | rails_of_hosts
     for place, manager in enumerate(fabric.subnet_managers):
         files |= {f"{manager}/{name}": text for name, text in open_sm_files(place).items()}
     role = {f"roles/fabric/files/{name}": text for name, text in files.items()}
@@ -110,21 +138,8 @@ def open_sm_files(place: int) -> dict[str, str]:
     return {"opensm.conf": conf, "partitions.conf": render("fabric/partitions.conf")}
 
 
-def exporter_options(roles: Collection[str]) -> str:
-    """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
-
-    The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
-    """
-    collected = [
-        *(["runs", "queue"] if "controller" in roles else []),
-        *(["gpus", "health"] if "compute" in roles else []),
-    ]
-    slurm = " --cluster slurm" if "controller" in roles else ""
-    return f"--collect {','.join(collected)}{slurm}" if collected else ""
-
-
 def inventory(stack: Stack) -> Mapping[str, object]:
-    """Inventory of Ansible: every host once with its address, and a group for each role."""
+    """Inventory of Ansible: every host once with its address, a group for each role, and one for each of `nodes`."""
     rack = {name: {"imex_domain": found} for name, found in racks.rack_of_nodes(stack).items()}
     addresses = {name: at for group in stack.nodes for name, at in group.addresses.items()}
     hosts = {name: {"ansible_host": at} | rack.get(name, {}) for name, at in addresses.items()}
@@ -132,6 +147,7 @@ def inventory(stack: Stack) -> Mapping[str, object]:
     groups: dict[str, Mapping[str, object]] = {
         role: {"hosts": {name: {} for name in stack.hosts(role)}} for role in roles if stack.hosts(role)
     }
+    groups |= {name: {"hosts": {host: {} for host in group.names}} for name, group in stack.group_names.items()}
     return {"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts, "children": groups}}
 
 
@@ -166,14 +182,11 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         "time_service": "chrony" if apt else "chronyd",
         "time_settings": "/etc/chrony/conf.d/cluster.conf" if apt else "/etc/chrony.conf",
         "network": str(stack.network),
-        "gpu_driver_packages": _driver_packages(stack, apt),
-        "gpu_driver_version": _driver_version(stack),
-        "gpu_fabric_manager": _needs_fabric_manager(stack),
-        "gpu_imex_packages": _imex_packages(stack, apt),
+        **NO_GROUP,
         **_fabric_variables(stack, apt),
         "nfs_server_packages": ["nfs-kernel-server" if apt else "nfs-utils"],
         "nfs_client_packages": ["nfs-common" if apt else "nfs-utils"],
-        "exports_file": f"/etc/exports.d/{stack.name}.exports" if file_systems.exports(stack) else "",
+        "exports_file": f"/etc/exports.d/{stack.name}.exports",
         "exported_folders": file_systems.exported_folders(stack),
         "mounts": [unit.facts for unit in file_systems.mount_units(stack)],
         "scale_mounts": [{"at": each.at, "name": each.device} for each in stack.mounts if each.kind == "scale"],
@@ -184,7 +197,9 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
         "scratch_at": stack.scratch.at if stack.scratch else "",
         "slurm_accounting": stack.slurm.accounting,
         "slurm_packages": _slurm_packages(stack, apt),
+        "slurm_release": stack.slurm.release,
         "slurm_files": list(slurm),
+        "slurm_state": stack.slurm.state,
         "slurm_database_password": _drawn("slurm_database"),
         "database_packages": ["mariadb-server"],
         "database_settings": "/etc/mysql/mariadb.conf.d/90-slurm.cnf" if apt else "/etc/my.cnf.d/slurm.cnf",
@@ -194,12 +209,13 @@ def _variables(stack: Stack, apt: bool, slurm: Mapping[str, str], monitoring: It
             for user in stack.users
         ],
         "venv_packages": ["python3-venv", "python3-pip"] if apt else ["python3-pip"],
+        "environment_architectures": architectures(stack),
         "environments": [
             {
                 "name": each.name,
                 "at": each.at,
                 "torch": each.torch if each.torch.count(".") > 1 else f"{each.torch}.*",
-                "index": f"https://download.pytorch.org/whl/cu{(each.cuda or '').replace('.', '')}",
+                "index": index_of(each),
                 "packages": list(each.packages),
             }
             for each in stack.environments
@@ -224,15 +240,14 @@ def _monitoring_variables(stack: Stack, files: Iterable[str]) -> Mapping[str, ob
     grafana = [name for name in files if name.startswith("grafana/")]
     found: dict[str, object] = {"monitoring_files": [name for name in files if name not in grafana]}
     if stack.monitoring is not None:
+        addresses = {name: at for group in stack.nodes for name, at in group.addresses.items()}
         found |= {
             "trainworks": stack.monitoring.trainworks,
             "trainworks_package": f"trainworks=={__version__}",
             "exporter_token": _drawn("exporter_token"),
             "exporters": {
-                name: {"listen": str(ListenAddress(at, EXPORTER_PORTS["trainworks"])), "options": options}
-                for group in stack.nodes
-                for name, at in group.addresses.items()
-                if (options := exporter_options(group.roles))
+                name: {"listen": str(ListenAddress(addresses[name], EXPORTER_PORTS["trainworks"])), "options": options}
+                for name, options in exporters(stack).items()
             },
             "grafana_files": grafana,
             "grafana_password": _drawn("grafana"),
@@ -257,71 +272,18 @@ def _homes(stack: Stack) -> Mapping[str, object]:
 
 
 def _fabric_variables(stack: Stack, apt: bool) -> Mapping[str, object]:
-    """Variables of the role `fabric`; its play is left out without a link."""
+    """Variables of the role `fabric` on all hosts; its play is left out where a group has no link."""
     fabric = stack.fabric
     if fabric is None or fabric.link is None:
-        return {"fabric_link": ""}
+        return {"fabric_managers": []}
     inbox = ["rdma-core", "ibverbs-utils" if apt else "libibverbs-utils", "infiniband-diags", "perftest"]
     return {
-        "fabric_link": fabric.link,
         # that release alone: the repository of a newer one would replace the modules under running jobs
         "fabric_packages": [f"doca-ofed{'=' if apt else '-'}{fabric.doca}*"] if fabric.doca else inbox,
         "fabric_kernel": fabric.kernel or "",
-        "fabric_rails": len(fabric.interfaces),
         "fabric_managers": list(fabric.subnet_managers),
         "fabric_mpi": fabric.mpi is not None,
     }
-
-
-def _driver_packages(stack: Stack, apt: bool) -> list[str]:
-    """Packages of the driver and of the fabric manager, of the same branch, and of the same version where one is given.
-
-    Ubuntu has them itself; for others the repository of NVIDIA has to be set up before.
-    """
-    if stack.gpu is None:
-        return []
-    branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
-    fabric = _needs_fabric_manager(stack)
-    # the open module, unless some GPUs need the other
-    machines = [machine for group in stack.groups("compute") if (machine := node_of(group)) is not None]
-    found = [software.generation(accelerator(machine.accelerator).architecture) for machine in machines]
-    is_open = all(each is None or each.kernel_module != "proprietary" for each in found)
-    if stack.os.startswith("Ubuntu"):
-        names = [f"nvidia-driver-{branch}-server{'-open' if is_open else ''}", f"nvidia-utils-{branch}-server"]
-    elif apt:
-        names = [f"nvidia-open-{branch}" if is_open else f"cuda-drivers-{branch}"]
-    else:
-        module = "kmod-nvidia-open-dkms" if is_open else "kmod-nvidia-latest-dkms"
-        names = ["nvidia-driver", "nvidia-driver-cuda", module]
-    names += [f"nvidia-fabricmanager-{branch}" if apt else "nvidia-fabric-manager"] if fabric else []
-    if not apt:  # one name for all branches
-        return [f"{name}-{version or f'{branch}.*'}" for name in names]
-    return [f"{name}={version}" for name in names] if version else names
-
-
-def _driver_version(stack: Stack) -> str:
-    """Pattern of a package's version for a driver beyond its branch; empty for the branch alone.
-
-    The packages of `580.126.18` have a release behind it, `580.126.18-1`.
-    """
-    dots = stack.gpu.driver.count(".") if stack.gpu else 0
-    return f"{stack.gpu.driver}{'.' if dots == 1 else '-'}*" if stack.gpu and dots else ""
-
-
-def _imex_packages(stack: Stack, apt: bool) -> list[str]:
-    """The package of IMEX of the driver's branch, where GPUs of several nodes are one NVLink domain."""
-    if stack.gpu is None or not racks.racks_of(stack):
-        return []
-    branch, version = software.driver_branch(stack.gpu.driver), _driver_version(stack)
-    if not apt:
-        return [f"nvidia-imex-{version or f'{branch}.*'}"]
-    return [f"nvidia-imex-{branch}={version}" if version else f"nvidia-imex-{branch}"]
-
-
-def _needs_fabric_manager(stack: Stack) -> bool:
-    if stack.gpu is None or stack.gpu.fabric_manager is not None:
-        return bool(stack.gpu and stack.gpu.fabric_manager)
-    return any(has_nvswitch(group) for group in stack.groups("compute"))
 
 
 def _slurm_packages(stack: Stack, apt: bool) -> dict[str, list[str]]:
@@ -387,8 +349,8 @@ def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> d
     return files
 
 
-def index_of(recipe: ImageRecipe) -> str:
-    """Index of PyTorch's wheels for the accelerator of a recipe.
+def index_of(recipe: ImageRecipe | SoftwareEnvironment) -> str:
+    """Index of PyTorch's wheels for the accelerator of an image or an environment.
 
     >>> from trainworks.config.stack_parts.software import ImageRecipe
     >>> index_of(ImageRecipe(name="a", base="b@sha256:" + "0" * 64, rocm="6.4", lock="a.lock"))
@@ -400,7 +362,7 @@ def index_of(recipe: ImageRecipe) -> str:
 
 
 def machine_image_files(stack: Stack) -> dict[str, str]:
-    """Files by path; empty without `machine_image`.
+    """Files by path, for the first group of compute nodes; empty without `machine_image`.
 
     The roles of the image are those of a node that runs, so that an image and a repaired node do not differ.
 
@@ -408,6 +370,8 @@ def machine_image_files(stack: Stack) -> dict[str, str]:
     """
     if stack.machine_image is None:
         return {}
-    node = next(name for group in stack.groups("compute") for name in group.names)
-    packer = render("images/node.pkr.hcl", image=stack.machine_image, admin=stack.admin, node=node, roles=_IMAGE_ROLES)
+    group = next(stack.groups("compute"))
+    name = next(name for name, each in stack.group_names.items() if each == group)
+    facts = {"node": group.names[0], "group": name, "roles": _IMAGE_ROLES}
+    packer = render("images/node.pkr.hcl", image=stack.machine_image, admin=stack.admin, **facts)
     return {"images/machine/node.pkr.hcl": packer}

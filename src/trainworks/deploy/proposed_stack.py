@@ -26,7 +26,7 @@ from trainworks.plan.network.addresses import FIRST_NODE, MANAGEMENT, MOST_NODES
 from trainworks.plan.network.design import NetworkDesign
 from trainworks.units import DAY_S
 
-_FIRST_COMPUTE = MANAGEMENT.network_address + FIRST_NODE
+FIRST_COMPUTE = MANAGEMENT.network_address + FIRST_NODE
 _EXAMPLE_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIReplaceThisKey admin@example"
 _ADVICE_WIDTH = 110
 
@@ -50,7 +50,7 @@ def proposed_stack(
     """
     if cluster.node is None or cluster.accelerator.vendor != "NVIDIA":
         raise UsageError(
-            f"a stack file is for nodes with GPUs of NVIDIA, and `{cluster.name}` has {cluster.accelerator.name}",
+            f"a stack is proposed for GPUs of NVIDIA, and `{cluster.name}` has {cluster.accelerator.name}",
             hint="describe nodes such as `4 nodes of DGX H100`",
         )
     if cluster.num_nodes > MOST_NODES:
@@ -107,16 +107,16 @@ def proposed_stack(
         f"Fill in the lines that say so, then use `trainworks deploy`. Releases as of {software.AS_OF}.",
         *(line for sentence in advice for line in _wrapped(sentence)),
     ]
-    return "".join(f"# {line}\n" for line in head) + _commented(to_yaml(data, is_short=True), comments)
+    return "".join(f"# {line}\n" for line in head) + commented(to_yaml(data, is_short=True), comments)
 
 
 def _operators(cluster: ClusterDescription) -> dict[str, str]:
     """Releases of the operators that were current when Trainworks was; the network's where RDMA is."""
     network = {"network_operator": "v25.10.0"} if cluster.network in ("InfiniBand", "RoCE") else {}
-    return {"gpu_operator": "v25.10.0"} | network | {"jobset": "v0.10.1", "kueue": "v0.19.2"}
+    return {"gpu_operator": "v26.7.0"} | network | {"jobset": "v0.10.1", "kueue": "v0.19.2"}
 
 
-def _commented(text: str, comments: Mapping[FieldPath, str]) -> str:
+def commented(text: str, comments: Mapping[FieldPath, str]) -> str:
     """A YAML text with comments at the lines of keys, empty ones left out."""
     source, lines = Source("stack.yaml", text), text.splitlines()
     source.parse()
@@ -131,7 +131,7 @@ def _compute(machine: Node, cluster: ClusterDescription) -> tuple[dict[str, obje
     num_nodes = cluster.num_nodes
     width = len(str(num_nodes))
     names = f"gpu{1:0{width}}" if num_nodes == 1 else f"gpu[{1:0{width}}-{num_nodes}]"
-    found: dict[str, object] = {"hosts": names, "address": str(_FIRST_COMPUTE), "roles": ["compute"]}
+    found: dict[str, object] = {"hosts": names, "address": str(FIRST_COMPUTE), "roles": ["compute"]}
     try:
         hardware_of(NodeGroup.model_validate(found | {"machine": machine.name}))
     except UsageError:

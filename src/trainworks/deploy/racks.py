@@ -18,13 +18,13 @@ _FIRST_RELEASE = (24, 5)
 
 
 def racks_of(stack: Stack) -> dict[str, dict[str, str]]:
-    """Addresses of nodes by name, by the name of their rack; empty unless every compute node is in such a rack."""
+    """Addresses of nodes by name, by the name of their rack, of the groups whose nodes are in such racks."""
     racks: dict[str, dict[str, str]] = {}
     for group in stack.groups("compute"):
         machine = node_of(group)
         rack = rack_of(machine)
         if machine is None or rack is None or machine.scale_up_domain <= machine.accelerators:
-            return {}
+            continue
         nodes = list(group.addresses.items())
         for start in range(0, len(nodes), rack.nodes):
             racks[f"rack{len(racks) + 1}"] = dict(nodes[start : start + rack.nodes])
@@ -33,7 +33,9 @@ def racks_of(stack: Stack) -> dict[str, dict[str, str]]:
 
 def has_blocks(stack: Stack) -> bool:
     """True if Slurm places jobs by rack: its compute nodes are in such racks, and its release knows blocks and IMEX."""
-    return version_key(stack.slurm.release) >= _FIRST_RELEASE and bool(racks_of(stack))
+    return version_key(stack.slurm.release) >= _FIRST_RELEASE and set(rack_of_nodes(stack)) == set(
+        stack.hosts("compute")
+    )
 
 
 def topology_lines(stack: Stack) -> list[str]:

@@ -18,6 +18,7 @@ HEALTH = (
     "| sed 's/^print //'; (exit ${PIPESTATUS[0]})"
 )
 """Checks a node, and prints a line for each failure: with Trainworks where it is installed, else with the prolog."""
+_JOIN_S = 180
 _ENDED = ("drained", "draining", "down")
 
 
@@ -35,7 +36,7 @@ class BatchStep:
     """Something that happened to hosts of a batch."""
 
     hosts: tuple[str, ...]
-    step: str  # unchanged, drained, applied, healthy, resumed, or failed
+    step: str  # unchanged, drained, applied, healthy, joined, resumed, or failed
     detail: str = ""
 
 
@@ -91,14 +92,14 @@ class Rollout:
         return PlaybookRun(tuple(results), tuple(counts))
 
     def _batch(self, batch: Batch) -> PlaybookRun:
-        known = self._states() if batch.computes else {}
+        known = self.states() if batch.computes else {}
         if any(name in known for name in batch.hosts):
             preview = self.nodes.apply(batch.hosts, dry_run=True)
             if not preview.changed and not preview.failed:
                 self._say(batch.hosts, "unchanged")
                 return preview
         ours = [name for name in batch.hosts if name in known and is_ours(*known[name])]
-        if problem := self._drain(ours):
+        if problem := self.drain(ours):
             return PlaybookRun((), (), problem)
         done = self.nodes.apply(batch.hosts, dry_run=False)
         if done.failed:
@@ -106,17 +107,17 @@ class Rollout:
             return done
         self._say(batch.hosts, "applied")
         if batch.computes:
-            return replace(done, stopped=self._check(batch.hosts) or self._resume(ours))
+            return replace(done, stopped=self.check(batch.hosts) or self.resume(ours))
         return done
 
-    def _states(self) -> dict[str, tuple[str, str]]:
+    def states(self) -> dict[str, tuple[str, str]]:
         """State and reason of each node that answers Slurm; empty on a new cluster, where Slurm does not answer."""
         answer = self._ask("sinfo --noheader --Node --format='%N|%T|%E'")
         lines = answer.output.splitlines() if answer.exit_code == 0 else []
         rows = [line.split("|", 2) for line in lines]
         return {name: (state, reason) for name, state, reason in rows if not state.endswith("*")}
 
-    def _drain(self, names: Sequence[str]) -> str:
+    def drain(self, names: Sequence[str]) -> str:
         """Drain nodes and wait for their jobs; what is wrong, if it is."""
         if not names:
             return ""
@@ -131,7 +132,7 @@ class Rollout:
         self._say(names, "failed", problem)
         return f"{','.join(names)}: {problem}"
 
-    def _check(self, names: Sequence[str]) -> str:
+    def check(self, names: Sequence[str]) -> str:
         """Check the health of nodes; what is wrong, if it is."""
         answers = self.nodes.command(names, HEALTH)
         bad = {name: answers[name].output.strip() for name in names if answers[name].exit_code != 0}
@@ -141,13 +142,32 @@ class Rollout:
             self._say(names, "healthy")
         return "; ".join(f"{name}: {' '.join(output.split())}" for name, output in bad.items())
 
-    def _resume(self, names: Sequence[str]) -> str:
+    def resume(self, names: Sequence[str]) -> str:
         """Let jobs start on nodes again; what is wrong, if it is."""
         if names:
             answer = self._update(names, "State=RESUME")
             if answer.exit_code != 0:
                 return f"{','.join(names)}: {answer.output.strip()}"
             self._say(names, "resumed")
+        return ""
+
+    def give_up(self, names: Sequence[str]) -> None:
+        """Queue the jobs of machines that are gone again, and let none start on what gets their names."""
+        if names:
+            self._update(names, f"State=DOWN Reason={shlex.quote(REASON)}")
+            self._update(names, f"State=DRAIN Reason={shlex.quote(REASON)}")
+            self._say(names, "drained", "their machines do not answer")
+
+    def joined(self, names: Sequence[str]) -> str:
+        """Wait until new nodes answer the scheduler; what is wrong, if they do not."""
+        answering = (
+            f"sinfo --noheader --Node --nodes={','.join(names)} --format=%N,%T | sort -u | grep -cvE ',unk|,down|[*]'"
+        )
+        waiting = f'until [ "$({answering})" = {len(names)} ]; do sleep 2; done'
+        answer = self._ask(f"timeout {_JOIN_S} bash -c {shlex.quote(waiting)}")
+        if answer.exit_code != 0:
+            return f"{','.join(names)}: slurmctld has no answer of slurmd after {_JOIN_S} s"
+        self._say(names, "joined")
         return ""
 
     def _update(self, names: Sequence[str], change: str) -> Answer:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
-from trainworks.config.stack_parts.scheduler import QualityOfService, SlurmAccount, StackUser
+from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
+from trainworks.config.stack_parts.scheduler import Partition, QualityOfService, SlurmAccount, StackUser
 from trainworks.deploy import racks
 from trainworks.deploy.fabric.network import leaves_of
-from trainworks.deploy.hardware import gres_devices, gres_of, hardware_of
+from trainworks.deploy.hardware import gpu_of, gres_devices, gres_of, hardware_of, is_of_amd
 from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
 from trainworks.deploy.slurm_power import power_lines, resume_program, suspend_program
 from trainworks.deploy.templating import render
@@ -31,15 +32,12 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 
 def slurm_files(stack: Stack) -> dict[str, str]:
     """Files of /etc/slurm on every node, by name."""
-    check, scratch = _node_check(stack), stack.scratch.at if stack.scratch else None
+    scratch = stack.scratch.at if stack.scratch else None
     lines = racks.topology_lines(stack) if racks.has_blocks(stack) else _switches(stack)
     files = {
         "slurm.conf": _slurm_conf(stack),
         "cgroup.conf": render("slurm/cgroup.conf"),
         "topology.conf": "\n".join(lines) + "\n",
-        "prolog.sh": prolog(check, scratch=scratch),
-        "epilog.sh": epilog(check, scratch=scratch),
-        "health_check.sh": health_check(check),
     }
     if scratch is not None:
         files["task_prolog.sh"] = task_prolog(scratch)
@@ -50,6 +48,16 @@ def slurm_files(stack: Stack) -> dict[str, str]:
         files["plugstack.conf"] = render("slurm/plugstack.conf")
     gres = _gres(stack)
     return files | ({"gres.conf": gres} if gres else {})
+
+
+def node_scripts(stack: Stack, group: NodeGroup) -> dict[str, str]:
+    """Scripts of /etc/slurm on the nodes of a group, by name: they check what these nodes have."""
+    check, scratch = _node_check(stack, group), stack.scratch.at if stack.scratch else None
+    return {
+        "prolog.sh": prolog(check, scratch=scratch),
+        "epilog.sh": epilog(check, scratch=scratch),
+        "health_check.sh": health_check(check),
+    }
 
 
 def _switches(stack: Stack) -> list[str]:
@@ -67,32 +75,53 @@ def slurmdbd_template(stack: Stack) -> str:
 
 
 def _slurm_conf(stack: Stack) -> str:
-    ((controller, address),) = stack.hosts("controller").items()
     (database,) = stack.hosts("database") or ("",)
     return render(
         "slurm/slurm.conf",
         stack=stack,
-        controller=controller,
-        address=address,
+        controllers=stack.hosts("controller"),
         database=database,
         folder=_FOLDER,
         hooks=slurm_conf_lines(_FOLDER),
-        memory_share_mb=_memory_share_mb(stack),
+        memory_share_mb=_memory_share_mb(map(hardware_of, stack.groups("compute"))),
         has_gpus=bool(_gres(stack)),
         has_blocks=racks.has_blocks(stack),
         backfill=_backfill(stack),
         power_lines=power_lines(_autoscale(stack)) if stack.slurm.power else [],
         nodes=[(group, hardware_of(group)) for group in stack.groups("compute")],
+        partitions=[_partition(stack, each) for each in stack.slurm.partitions],
         gres_of=gres_of,
     )
 
 
-def _memory_share_mb(stack: Stack) -> int:
+def _memory_share_mb(nodes: Iterable[Hardware]) -> int:
     """MiB of memory per CPU as Slurm counts them, on the nodes that have the least."""
-    return min(
-        each.memory // 2**20 // (each.sockets * each.cores_per_socket * each.threads_per_core)
-        for each in map(hardware_of, stack.groups("compute"))
-    )
+    return min(each.memory // 2**20 // _cpus(each) for each in nodes)
+
+
+def _cpus(node: Hardware) -> int:
+    return node.sockets * node.cores_per_socket * node.threads_per_core
+
+
+def _partition(stack: Stack, partition: Partition) -> Mapping[str, object]:
+    """What the line of a partition has to say: its nodes, its accounts, and what a job gets for each CPU and GPU.
+
+    Accounts are those of the stack file with those below them: releases of Slurm before 24.05 compare names alone.
+    """
+    groups, accounts = stack.nodes_of(partition.nodes), list(partition.accounts)
+    for account in stack.slurm.accounts:  # parents come first
+        accounts += [account.name] if account.parent in accounts and account.name not in accounts else []
+    nodes = [hardware_of(group) for group, _ in groups]
+    gpus = [(each, each.accelerators.count) for each in nodes if each.accelerators is not None]
+    gpus = gpus if len(gpus) == len(nodes) else []
+    return {
+        "asked": partition,
+        "nodes": ",".join(names for _, names in groups) if partition.nodes else "ALL",
+        "accounts": accounts,
+        "memory_share_mb": _memory_share_mb(nodes),
+        "cpus_per_gpu": min((_cpus(each) // count for each, count in gpus), default=0),
+        "gpu_share_mb": min((each.memory // 2**20 // count for each, count in gpus), default=0),
+    }
 
 
 def _backfill(stack: Stack) -> str | None:
@@ -120,28 +149,42 @@ def _autoscale(stack: Stack) -> Autoscale:
 
 
 def _gres(stack: Stack) -> str:
-    groups = [(group.hosts, hardware_of(group)) for group in stack.groups("compute")]
-    by_driver = stack.gpu is not None and stack.gpu.detect == "nvml"
-    lines = [
-        f"NodeName={hosts} {'AutoDetect=nvml' if by_driver else gres_devices(hardware.accelerators)}"
-        for hosts, hardware in groups
-        if hardware.accelerators is not None
-    ]
-    if not lines:
-        return ""
-    if by_driver:
-        reason = "# NVML knows devices, links and cores of each GPU; slurmd must be built with it"
-    else:
-        reason = "# device files, which every build of slurmd can; one built with NVML finds the cores of each GPU, too"
-    return "\n".join([reason, *lines]) + "\n"
+    lines: list[str] = []
+    for group in stack.groups("compute"):
+        hardware, gpu = hardware_of(group), gpu_of(stack, group)
+        if hardware.accelerators is None:
+            continue
+        detect = gpu.detect if gpu is not None else "files"
+        if detect != "files":
+            lines.append(_DETECTED[detect])
+            lines.append(f"NodeName={group.hosts} AutoDetect={detect}")
+            continue
+        lines.append(_NEAR_CORES if hardware.gpu_cores else _BY_FILES)
+        lines += [_RENDER_NODES] * is_of_amd(hardware.accelerators)
+        found = gres_devices(hardware.accelerators, hardware.gpu_cores)
+        lines += [f"NodeName={group.hosts} {line}" for line in found]
+    # a reason that was given for the group before is not repeated
+    seen = [line for index, line in enumerate(lines) if not line.startswith("#") or line not in lines[:index]]
+    return "\n".join(seen) + "\n" if seen else ""
 
 
-def _node_check(stack: Stack) -> NodeCheck:
-    """What a compute node must have before it gets a job; the number of GPUs, where all nodes have the same."""
-    found = [hardware_of(group).accelerators for group in stack.groups("compute")]
-    counts = {each.count if each else 0 for each in found}
+_BY_FILES = (
+    "# device files, which every build of slurmd can; cores near a GPU are not known: write `detect` or `gpu_cores`"
+)
+_NEAR_CORES = "# device files, and the cores near each GPU, of which a job with a few GPUs gets its own first"
+_RENDER_NODES = "# render nodes of AMD; `amd_gpu_env`: with CUDA_VISIBLE_DEVICES in a job, too, ROCm would choose twice"
+_DETECTED = {
+    "nvml": "# NVML knows devices, links and cores of each GPU; slurmd must be built with it",
+    "rsmi": "# RSMI knows devices, links and cores of each GPU of AMD; slurmd must be built with it",
+}
+
+
+def _node_check(stack: Stack, group: NodeGroup) -> NodeCheck:
+    """What a compute node must have before it gets a job."""
+    found = hardware_of(group).accelerators
     return NodeCheck(
-        accelerators=counts.pop() if len(counts) == 1 else 0,
+        accelerators=found.count if found else 0,
+        vendor="amd" if found and is_of_amd(found) else "nvidia",
         mounted=tuple(mount.at for mount in stack.mounts) + ((stack.scratch.at,) if stack.scratch else ()),
         free_gb={stack.scratch.at: _SCRATCH_FREE_GB} if stack.scratch else None,
     )

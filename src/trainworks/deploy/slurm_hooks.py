@@ -10,6 +10,7 @@ Source: https://slurm.schedmd.com/prolog_epilog.html
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trainworks.deploy.templating import render
 
@@ -19,7 +20,9 @@ class NodeCheck:
     """Requirements that a node must meet before it gets a job."""
 
     accelerators: int = 0
-    """Number of GPUs that `nvidia-smi` must list; 0 disables the check."""
+    """Number of GPUs that `nvidia-smi` must list, or the driver of AMD show; 0 disables the check."""
+    vendor: Literal["nvidia", "amd"] = "nvidia"
+    """Maker of the GPUs."""
     free_gb: dict[str, int] | None = None
     """Minimum free space in GiB, by folder."""
     mounted: tuple[str, ...] = ()
@@ -50,7 +53,7 @@ def epilog(check: NodeCheck, *, scratch: str | None = None) -> str:
     """Script for `Epilog=`: removes what a job left, and fails (exit 1) where its GPUs are still in use.
 
     A user's files in `/dev/shm` go with the last job of the user on the node, since jobs of one user share them. The
-    folder of a job on scratch is `SCRATCH/jobs/NUMBER`. GPUs are looked at where the check counts them.
+    folder of a job on scratch is `SCRATCH/jobs/NUMBER`. GPUs of NVIDIA are looked at where the check counts them.
     """
     return render("slurm/epilog.sh", check=check, scratch=scratch)
 

@@ -40,7 +40,8 @@ def slurm_power_files(autoscale: Autoscale) -> dict[str, str]:
         "power.conf": slurm_conf_lines(autoscale),
     }
     found = slurm.node.accelerators
-    return files | ({"power_gres.conf": f"NodeName={slurm.nodes} {gres_devices(found)}\n"} if found else {})
+    gres = "".join(f"NodeName={slurm.nodes} {line}\n" for line in gres_devices(found)) if found else ""
+    return files | ({"power_gres.conf": gres} if gres else {})
 
 
 def slurm_conf_lines(autoscale: Autoscale) -> str:

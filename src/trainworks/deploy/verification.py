@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from trainworks.config.stack import Stack
-from trainworks.deploy.file_systems import is_mounted_as, mounted_as, unit_name
-from trainworks.deploy.hardware import gres_of, hardware_of
+from trainworks.config.stack_parts.nodes import NodeGroup
+from trainworks.deploy.delivered import DeliveredFile, exporters
+from trainworks.deploy.file_systems import exports, is_mounted_as, mounted_as, unit_name
+from trainworks.deploy.hardware import gpu_of, gres_of, hardware_of
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.project import exporter_options
 from trainworks.deploy.rollout import HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
 from trainworks.results import Result
@@ -58,8 +57,20 @@ for t in targets: print("target", t["labels"]["job"] + " " + t["labels"]["instan
 '"""
 
 
-def probe(stack: Stack) -> str:
+_FILE = 'say file "$each" "$(sha256sum < "$each" | cut -c 1-64) $(stat --format="%a %U:%G" "$each")"'
+_PACKAGES = r"""if command -v dpkg-query > /dev/null; then
+    dpkg-query --show --showformat '${db:Status-Abbrev} ${Package} ${Version}\n' {,lib}slurm\* \*nvidia\* cuda-drivers\*
+else rpm --query --all --queryformat 'ii %{NAME} %{VERSION}-%{RELEASE}\n' slurm\* \*nvidia\*
+fi 2> /dev/null | while read -r state name version; do
+    if [[ $state == ?i ]]; then say package "$name" "$version"; fi
+done"""
+"""Packages of Slurm and of the driver; dpkg also lists some that were removed, or were never installed."""
+
+
+def probe(stack: Stack, paths: Collection[str]) -> str:
     """Script of bash that prints what a host runs, a line for each fact: key, name and value, with tabs between them.
+
+    `paths` are the files whose SHA-256, mode and owner it prints.
 
     It changes nothing, and asks every host the same; a host answers what it can.
     """
@@ -72,8 +83,9 @@ def probe(stack: Stack) -> str:
         'say slurm "" "$(sinfo --version 2> /dev/null || slurmd -V 2> /dev/null)"',
         "decoded=$(munge -n 2> /dev/null | unmunge 2> /dev/null | sed -n 's/^STATUS: *\\([A-Za-z]*\\).*/\\1/p')",
         'say munge "" "$decoded"',
-        'say key "" "$(sha256sum < /etc/munge/munge.key 2> /dev/null | cut -c 1-12)"',
-        'say conf "" "$(sha256sum < /etc/slurm/slurm.conf 2> /dev/null | cut -c 1-12)"',
+        'say kernel "" "$(uname -r)"',
+        _PACKAGES,
+        f'for each in {shlex.join(paths)}; do if [ -e "$each" ]; then {_FILE}; fi; done',
     ]
     lines += [
         f'say mount {shlex.quote(mount.at)} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE '
@@ -84,10 +96,11 @@ def probe(stack: Stack) -> str:
     if stack.scratch is not None:
         at = shlex.quote(stack.scratch.at)
         lines.append(f'say mount {at} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE --mountpoint {at})"')
-    if stack.gpu is not None:
-        query = "nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | sort -u"
-        lines.append(f'say driver "" "$({query})"')
     lines += [
+        'say driver nvidia "$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | sort -u)"',
+        'say driver amd "$(cut -d- -f1 /opt/rocm/.info/version 2> /dev/null)"',
+        "if systemctl -q is-active slurmctld; then scontrol ping 2> /dev/null "
+        "| sed -n 's/^Slurmctld(\\([a-z]*\\)[^)]*) at \\([^ ]*\\) is \\([A-Z]*\\).*/controller\\t\\2\\t\\1 \\3/p'; fi",
         "if systemctl -q is-active slurmctld; then sinfo --noheader --Node --format='node\t%N\t%T|%G' | sort -u; fi",
         f"if systemctl -q is-active prometheus; then {_TARGETS}; fi",
         "if [ -e /etc/slurm/prolog.sh ] && systemctl -q is-active slurmd; then",
@@ -106,25 +119,26 @@ def services_of(stack: Stack, host: str) -> list[str]:
         services.append("munge")
     if "database" in roles and stack.slurm.accounting:
         services += ["mariadb", "slurmdbd"]
+    services += ["slurm-backup.timer"] * bool(roles & {"controller", "database"})
     services += ["slurmctld"] * ("controller" in roles) + ["slurmd"] * ("compute" in roles)
-    if "storage" in roles and any(mount.server == host for mount in stack.mounts):
+    if host in exports(stack):
         services.append("nfs-server")
     if stack.monitoring is not None:
         services.append("prometheus-node-exporter")
-        services += ["trainworks-exporter"] * bool(exporter_options(roles))
+        services += ["trainworks-exporter"] * (host in exporters(stack))
         services += ["prometheus", "prometheus-alertmanager"] * ("monitoring" in roles)
         services += ["grafana-server"] * (stack.monitoring.grafana and "monitoring" in roles)
     services += [unit_name(mount.at) for mount in stack.mounts if mount.server != host]
-    if "compute" in roles and stack.gpu is not None:
-        services.append("nvidia-persistenced")
-    return services
+    gpu = gpu_of(stack, _group(stack, host))
+    return services + ["nvidia-persistenced"] * (gpu is not None and gpu.vendor == "nvidia")
 
 
-def verify(stack: Stack, slurm_conf: str, answers: Mapping[str, Answer]) -> ClusterVerification:
-    """Judge the answers of all hosts to `probe`, by the stack that they are to run and its rendered slurm.conf."""
+def verify(
+    stack: Stack, files: Mapping[str, Mapping[str, DeliveredFile]], answers: Mapping[str, Answer]
+) -> ClusterVerification:
+    """Judge the answers of all hosts to `probe`, by the stack that they are to run, and the files they are to have."""
     facts = {host: facts_of(answer.output) for host, answer in answers.items()}
-    usual = Counter(each["key"][""] for each in facts.values() if each.get("key", {}).get("")).most_common(1)
-    expected = _Expected(stack, usual[0][0] if usual else "", hashlib.sha256(slurm_conf.encode()).hexdigest()[:12])
+    expected = _Expected(stack, files)
     verdicts: list[NodeVerdict] = []
     for host, answer in answers.items():
         if answer.exit_code is None or not facts[host]:
@@ -149,8 +163,7 @@ class _Expected:
     """What the stack says about each host."""
 
     stack: Stack
-    key: str
-    conf: str
+    files: Mapping[str, Mapping[str, DeliveredFile]]
 
     def of_host(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
         roles = _hosts(self.stack)[host]
@@ -162,12 +175,17 @@ class _Expected:
         yield from self._mounts(host, facts.get("mount", {}), roles)
         for user in self.stack.users:
             yield _verdict(host, f"user {user.name}", facts["user"][user.name], str(user.uid))
+        yield from self._files(host, facts.get("file", {}))
         if "munge" in services_of(self.stack, host):
             yield from self._slurm(host, facts)
         if "compute" in roles:
             yield from self._compute(host, facts)
         if "controller" in roles:
             yield from self._nodes(host, facts.get("node", {}))
+            several = list(self.stack.hosts("controller"))
+            for place, name in enumerate(several if len(several) > 1 else []):
+                wanted = "backup UP" if place else "primary UP"
+                yield _verdict(host, f"controller {name}", facts.get("controller", {}).get(name, ""), wanted)
         if "monitoring" in roles and self.stack.monitoring is not None:
             yield from self._targets(host, facts.get("target", {}))
 
@@ -195,14 +213,26 @@ class _Expected:
         version = found.rpartition(" ")[2]
         yield _verdict(host, "Slurm", found, release, f"{version}.".startswith(f"{release}."))
         yield _verdict(host, "munge", facts["munge"][""], "Success")
-        yield _verdict(host, "key of munge", facts["key"][""], self.key)
-        yield _verdict(host, "slurm.conf", facts["conf"][""], self.conf)
+
+    def _files(self, host: str, found: Mapping[str, str]) -> Iterator[NodeVerdict]:
+        """A verdict for each file that differs, else one for all."""
+        files = self.files[host]
+        differences = {path: each.difference(found.get(path, "")) for path, each in files.items()}
+        wrong = {path: differs for path, differs in differences.items() if differs[0]}
+        for path, (has, wanted) in wrong.items():
+            yield NodeVerdict(host, path, "fail", has, wanted)
+        if files and not wrong:
+            yield NodeVerdict(host, "files", "pass", f"{len(files)} as rendered", f"{len(files)} as rendered")
 
     def _compute(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
         yield _verdict(host, "health", facts.get("health", {}).get("", "was not run"), "passes")
-        if self.stack.gpu is not None:
-            found, driver = facts["driver"][""], self.stack.gpu.driver
+        gpu = gpu_of(self.stack, _group(self.stack, host))
+        if gpu is not None:
+            found, driver = facts["driver"][gpu.vendor], str(gpu.driver or gpu.rocm)
             yield _verdict(host, "driver", found, driver, f"{found}.".startswith(f"{driver}."))
+        if self.stack.fabric is not None and self.stack.fabric.kernel:
+            found, kernel = facts["kernel"][""], self.stack.fabric.kernel
+            yield _verdict(host, "kernel", found, kernel, found.startswith(kernel))
 
     def _nodes(self, host: str, nodes: Mapping[str, str]) -> Iterator[NodeVerdict]:
         """Every compute node takes jobs, with its GPUs, as the controller sees it."""
@@ -216,8 +246,8 @@ class _Expected:
 
     def _targets(self, host: str, targets: Mapping[str, str]) -> Iterator[NodeVerdict]:
         """Prometheus reaches the exporters of every host."""
-        for name, roles in _hosts(self.stack).items():
-            for job in ("node", "trainworks") if exporter_options(roles) else ("node",):
+        for name in _hosts(self.stack):
+            for job in ("node", "trainworks") if name in exporters(self.stack) else ("node",):
                 health = targets.get(f"{job} {name}:{EXPORTER_PORTS[job]}", "no target")
                 yield _verdict(host, f"target {job} of {name}", health, "up")
 
@@ -225,6 +255,10 @@ class _Expected:
 def _verdict(host: str, check: str, found: str, expected: str, good: bool | None = None) -> NodeVerdict:
     is_good = found == expected if good is None else good
     return NodeVerdict(host, check, "pass" if is_good else "fail", found or "nothing", expected)
+
+
+def _group(stack: Stack, host: str) -> NodeGroup:
+    return next(group for group in stack.nodes if host in group.names)
 
 
 def _hosts(stack: Stack) -> dict[str, frozenset[str]]:

@@ -1,4 +1,4 @@
-"""Addresses of the nodes of a job, and listening sockets, on the loopback address by default."""
+"""Addresses of the nodes of a job, listening sockets, on the loopback address by default, and files of the web."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from typing import Protocol
 
-from trainworks.errors import PortInUseError
+from trainworks.errors import EnvironmentProblem, PortInUseError
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 2048
@@ -90,3 +90,26 @@ def greeting(address: str, port: int, *, timeout_s: float = 2.0, most_bytes: int
             return connection.recv(most_bytes)
     except OSError:
         return b""
+
+
+def download(url: str, *, most_bytes: int, within_s: float = 30.0) -> bytes:
+    """The content behind an address with `https`, also after redirects, which must be to `https`, too.
+
+    Raises:
+        EnvironmentProblem: no answer in time, an answer that is an error, or more bytes than these.
+    """
+    import http.client  # noqa: PLC0415  # few processes download
+    import urllib.request as web  # noqa: PLC0415
+
+    opener = web.OpenerDirector()  # knows no other protocol: no file, no plain http
+    handlers = (web.ProxyHandler, web.HTTPSHandler, web.UnknownHandler, web.HTTPRedirectHandler)
+    for handler in (*handlers, web.HTTPDefaultErrorHandler, web.HTTPErrorProcessor):
+        opener.add_handler(handler())
+    try:
+        with opener.open(url, timeout=within_s) as reply:
+            content: bytes = reply.read(most_bytes + 1)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise EnvironmentProblem(f"cannot download `{url}`: {error}", hint="see whether a browser can") from None
+    if len(content) > most_bytes:
+        raise EnvironmentProblem(f"`{url}` has more than {most_bytes:,} bytes", hint="name a smaller file")
+    return content

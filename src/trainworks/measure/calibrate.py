@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -32,36 +33,40 @@ def remembered(
     measure: Callable[[], _Answer],
     *,
     again: bool,
-    holds: Callable[[_Answer], bool] = lambda answer: True,
+    holds: Callable[[_Answer, float], bool] = lambda answer, age_s: True,
 ) -> _Answer:
     """The answer in a file, or a new one, which is written there.
 
-    A file that cannot be read counts as none, and so does an answer that no longer `holds`. While another process
-    measures the same, this one waits for its answer: two at once would slow each other down, and plan by different
-    answers.
+    A file that cannot be read counts as none, and so does an answer that at its age no longer `holds`. While another
+    process measures the same, this one waits for its answer: two at once would slow each other down, and plan by
+    different answers.
     """
-    if not again and (known := _known(path, kind)) is not None and holds(known):
+    if not again and (known := _known(path, kind, holds)) is not None:
         return known
     path.parent.mkdir(parents=True, exist_ok=True)
     with held_lock(path.with_suffix(".lock")):
-        if not again and (known := _known(path, kind)) is not None and holds(known):
+        if not again and (known := _known(path, kind, holds)) is not None:
             return known
         answer = measure()
         write_atomic(path, answer.model_dump_json(indent=2) + "\n")
         return answer
 
 
-def _known(path: Path, kind: type[_Answer]) -> _Answer | None:
+def _known(path: Path, kind: type[_Answer], holds: Callable[[_Answer, float], bool]) -> _Answer | None:
     try:
-        return kind.model_validate_json(path.read_bytes())
+        age_s = time.time() - path.stat().st_mtime
+        answer = kind.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):
         return None
+    return answer if holds(answer, age_s) else None
 
 
 _MODULE = "trainworks.worker.calibrate"
 _TIMEOUT_S = 300
 _ENDS_S = 10.0
 """Time the other machines may take to end after the first."""
+_SHARED_HOLDS_S = 600.0
+"""Age up to which rates count that were measured beside other programs, while those run on."""
 _METHOD = 4
 """Counts the changes of what is measured: an answer of another method is none."""
 
@@ -79,7 +84,8 @@ def calibrate(
 ) -> Calibration:
     """Measured rates of this machine, or several, in the shapes of `request`.
 
-    Rates that were measured beside other programs are measured anew once those have ended.
+    Rates that were measured beside other programs are measured anew once those have ended, and after ten minutes: the
+    same load average is another share of the cores then.
 
     Args:
         request: what to measure.
@@ -115,9 +121,10 @@ def calibrate(
     accelerators = [accelerator.name for accelerator in host.accelerators]
     facts = [_METHOD, request.model_dump(), host.hostname, host.processor, host.num_cores, accelerators, host.packages]
 
-    def holds(known: Calibration) -> bool:
+    def holds(known: Calibration, age_s: float) -> bool:
         share = known.others_share or 0.0
-        return share <= QUIET_SHARE or os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
+        is_shared_still = os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
+        return share <= QUIET_SHARE or (is_shared_still and age_s <= _SHARED_HOLDS_S)
 
     return remembered(cache / f"{_digest(facts)}.json", Calibration, measure, again=again, holds=holds)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from trainworks.catalog.age import OldRow
 from trainworks.catalog.catalog import family
 from trainworks.catalog.lint import LintFinding
-from trainworks.catalog.rows import CatalogRow, Kind
+from trainworks.catalog.rows import CatalogRow, Kind, RowChange
 from trainworks.report.rendering.document import Document, Section, Table, Text, left
 
 _SHOWN: dict[Kind, tuple[str, ...]] = {
@@ -34,7 +35,10 @@ _SHOWN: dict[Kind, tuple[str, ...]] = {
 
 def list_document(rows: Mapping[Kind, Sequence[CatalogRow]]) -> Document:
     """A table per kind."""
-    return Document("Catalogue", "catalog", [Section("", [_list(kind, each)]) for kind, each in rows.items()])
+    own = [row for each in rows.values() for row in each if row.place]
+    lines = [Text(f"`{row.name}` is a row of {row.place}") for row in own]
+    tables = [Section("", [_list(kind, each)]) for kind, each in rows.items()]
+    return Document("Catalogue", "catalog", [*tables, *([Section("", lines)] if lines else [])])
 
 
 def _list(kind: Kind, rows: Sequence[CatalogRow]) -> Table:
@@ -54,7 +58,8 @@ def list_facts(rows: Mapping[Kind, Sequence[CatalogRow]]) -> Mapping[str, object
 
 def _facts(row: CatalogRow) -> dict[str, object]:
     unplannable = {} if row.unplannable is None else {"unplannable": row.unplannable}
-    return {**row.facts(), "aliases": list(row.aliases), **unplannable}
+    place = {"place": row.place} if row.place else {}
+    return {**row.facts(), "aliases": list(row.aliases), **unplannable, **place}
 
 
 def row_document(row: CatalogRow, requested: str) -> Document:
@@ -72,7 +77,7 @@ def row_document(row: CatalogRow, requested: str) -> Document:
 
 
 def _about(row: CatalogRow, requested: str) -> list[str]:
-    lines = [f"{row.name} ({row.kind})"]
+    lines = [f"{row.name} ({row.kind})" + (f", a row of {row.place}" if row.place else "")]
     others = family(requested) if row.kind == "accelerators" else ()
     if others:
         lines.append(f"`{requested}` means this part, the most common one; others are {', '.join(others)}")
@@ -88,8 +93,8 @@ def row_facts(row: CatalogRow) -> Mapping[str, object]:
     return {"kind": row.kind, **_facts(row), "note": row.note, "figures": [asdict(figure) for figure in row.figures]}
 
 
-def lint_document(findings: Sequence[LintFinding]) -> Document:
-    """Figures that contradict each other, and those that the data explain."""
+def lint_document(findings: Sequence[LintFinding], old: Sequence[OldRow] = ()) -> Document:
+    """Figures that contradict each other, those that the data explain, and rows that are too old."""
     rows = []
     for each in findings:
         meaning = f"explained: {each.explained}" if each.explained else each.meaning
@@ -97,9 +102,30 @@ def lint_document(findings: Sequence[LintFinding]) -> Document:
     tables = [Table(left("row", "rule", "value", "limit", "meaning", wrap=True), rows)] if rows else []
     explained = sum(each.explained is not None for each in findings)
     count = Text(f"{len(findings) - explained} finding(s), and {explained} that the data explain")
-    return Document("Catalogue", "catalog", [Section("", [*tables, count])])
+    aged = [(each.place, each.row, each.figure, each.date, f"{each.days} d", f"{each.most_days} d") for each in old]
+    columns = left("place", "row", "figure", "of", "age", "limit", wrap=True)
+    warning = [Table(columns, aged), Text(f"{len(old)} row(s) are too old: read them anew at their source")]
+    return Document("Catalogue", "catalog", [Section("", warning if aged else []), Section("", [*tables, count])])
 
 
-def lint_facts(findings: Sequence[LintFinding]) -> Mapping[str, object]:
-    """The findings, for JSON."""
-    return {"findings": [asdict(finding) for finding in findings]}
+def lint_facts(findings: Sequence[LintFinding], old: Sequence[OldRow] = ()) -> Mapping[str, object]:
+    """The findings and the old rows, for JSON."""
+    return {"findings": [asdict(finding) for finding in findings], "old": [asdict(row) for row in old]}
+
+
+def update_document(changes: Sequence[RowChange]) -> Document:
+    """What an update of the catalogue adds, changes and removes."""
+    rows = [(_SIGNS[bool(each.old), bool(each.new)], each.row, each.figure, each.old, each.new) for each in changes]
+    table = [Table(left("", "row", "figure", "old", "new", wrap=True), rows)] if rows else []
+    added, removed = (sum(not each.figure and not getattr(each, end) for each in changes) for end in ("old", "new"))
+    changed = len({(each.kind, each.row) for each in changes if each.figure})
+    count = Text(f"{added} row(s) added, {changed} changed, {removed} removed")
+    return Document("Catalogue", "catalog", [Section("", [*table, count])])
+
+
+_SIGNS = {(False, True): "+", (True, True): "~", (True, False): "-", (False, False): ""}
+
+
+def update_facts(changes: Sequence[RowChange]) -> Mapping[str, object]:
+    """The changes, for JSON."""
+    return {"changes": [asdict(change) for change in changes]}

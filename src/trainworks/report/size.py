@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
+from trainworks.catalog.age import own_rows_note, price_note
 from trainworks.plan.cost.owning import fits_in_year
 from trainworks.plan.job import unit_of
 from trainworks.plan.network.design import NetworkDesign
@@ -64,6 +65,8 @@ def document(proposal: Proposal) -> Document:
     request, details, chosen = proposal.request, proposal.details, proposal.chosen
     cost, swings = chosen.cost, tornado(chosen.cost)
     plot = tornado_plot(cost, swings) if swings else []
+    offers = chosen.candidate.offers
+    prices = (price_note(offers), own_rows_note(("offers", offer.name) for offer in offers))
     return Document(
         request.run_file.name,
         "proposal",
@@ -86,7 +89,7 @@ def document(proposal: Proposal) -> Document:
             Section("verdict", [Text(proposal.verdict)]),
             Section("where the figures come from", _derivations(proposal.figures), only="page"),
         ],
-        notes=[*details.plan.notes, *request.price_notes],
+        notes=[*details.plan.notes, *request.price_notes, *filter(None, prices)],
     )
 
 

@@ -203,7 +203,7 @@ class StepOptimizer:
 
     def _state(self) -> dict[str, dict[str, object]]:
         return {
-            each.name: {key: each.like_whole(value) for key, value in self.adamw.state[each.local].items()}
+            each.name: {key: each.like_whole(key, value) for key, value in self.adamw.state[each.local].items()}
             for each in self.parameters
         }
 
@@ -262,6 +262,8 @@ class _Parameter:
         self.name = name
         self.whole = whole
         self.local = whole
+        self._wholes: dict[str, tuple[Tensor, int, DTensor]] = {}
+        """State tensors by name, with their addresses and what `like_whole` made of them."""
         if isinstance(stored := stored_weight(whole.detach()), DTensor):
             self.local = nn.Parameter(stored.to_local())
 
@@ -279,13 +281,17 @@ class _Parameter:
             gradient = gradient.redistribute(placements=self.whole.placements)
         return gradient.to_local()
 
-    def like_whole(self, value: Any) -> Any:
+    def like_whole(self, name: str, value: Any) -> Any:
         """A state tensor as the distributed tensor of which it is this rank's part; a scalar as it is.
 
-        It has a value per weight, or some per row, such as the scales of 8-bit moments.
+        It has a value per weight, or some per row, such as the scales of 8-bit moments. A plain tensor that is updated
+        in place keeps its distributed one: making them anew was most of the time for which a save stops the loop.
         """
         if not isinstance(self.whole, DTensor) or not isinstance(value, Tensor):
             return value
+        is_plain = type(value) is Tensor
+        if is_plain and (kept := self._wholes.get(name)) and kept[0] is value and kept[1] == value.data_ptr():
+            return kept[2]
         by_row = value.ndim == self.local.ndim > 1 and value.shape[:-1] == self.local.shape[:-1]
         if value.shape == self.local.shape:
             shape = self.whole.shape
@@ -293,7 +299,7 @@ class _Parameter:
             shape = torch.Size([*self.whole.shape[:-1], value.shape[-1]])
         else:
             return value
-        return DTensor.from_local(
+        made = DTensor.from_local(
             value,
             self.whole.device_mesh,
             self.whole.placements,
@@ -301,6 +307,9 @@ class _Parameter:
             shape=shape,
             stride=torch.empty(shape, device="meta").stride(),
         )
+        if is_plain:
+            self._wholes[name] = (value, value.data_ptr(), made)
+        return made
 
 
 def named_parameters(parts: Sequence[nn.Module]) -> list[tuple[str, nn.Parameter]]:

@@ -35,7 +35,7 @@ from trainworks.worker.timing import Timeline
 
 _LIMIT_S = 60.0
 """Until ranks that wait for each other have failed."""
-_USUAL = str(amount(test=1, test_all=40, nightly=400))
+_USUAL = str(amount(test=1, test_all=24, nightly=400))
 _FIRST, _, _END = os.environ.get("TRAINWORKS_LAYOUT_SEEDS", _USUAL).rpartition(":")
 _SEEDS = range(int(_FIRST or 0), int(_END))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from trainworks.api.anchor import continued_adapter, lacking_weights
 from trainworks.api.planning.expected_cost import nodes_of_job, price_of
 from trainworks.backends.backend import Backend
+from trainworks.catalog.age import own_rows_note
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.finetune import Adapter
@@ -107,7 +108,9 @@ def plan_cluster(
             evaluation=workload.eval,
             selection=written.selection if written else 0.0,
         )
-        notes = [price_note, weights_note(workload), model.vocabulary_note]
+        node = None if cluster.node is None else cluster.node.name
+        own = own_rows_note((("accelerators", cluster.accelerator.name), ("nodes", node)))
+        notes = [price_note, own, weights_note(workload), model.vocabulary_note]
         plan = plan_request(request, measurements, notes)
         if not isinstance(job, RunJob) or workload.compile != "auto":
             return plan

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
 
+from trainworks.cli.admin import deploy_parts as parts
 from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
 from trainworks.cli.output import print_or_write, show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
-if TYPE_CHECKING:
-    from trainworks.deploy.playbook import PlaybookRun, TaskResult
-    from trainworks.deploy.rollout import BatchStep
+_InstallStep = Literal["check", "render", "diff", "apply", "verify"]
+_UpkeepStep = Literal["upgrade", "add", "remove", "replace", "backup", "restore", "rotate"]
 
 
 def deploy_command(
     step: Annotated[
-        Literal["check", "render", "diff", "apply", "verify"],
-        typer.Argument(metavar="check|render|diff|apply|verify", help="What to do.", show_default=False),
+        Literal["inventory", _InstallStep, _UpkeepStep],
+        typer.Argument(metavar="STEP", help="What to do, as above.", show_default=False),
     ],
-    stack_file: Annotated[Path, typer.Argument(metavar="STACK_FILE", help="YAML stack file.")],
+    stack_file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="STACK_FILE", help="YAML stack file; with `inventory` a CSV of hosts.", show_default=False
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="Nodes, the dump, or the secret of the steps that take one."),
+    ] = None,
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="Folder of the Ansible project; not for `check`.")
     ] = None,
@@ -35,20 +42,27 @@ def deploy_command(
     ] = None,
     batch: Annotated[
         int | None,
-        typer.Option("--batch", min=1, help="With `apply`: compute nodes at a time; those of one rack by default."),
+        typer.Option("--batch", min=1, help="Compute nodes of an `apply` or `upgrade` at a time; default: a rack."),
     ] = None,
     wait_s: Annotated[
-        int, typer.Option("--wait", min=1, metavar="SECONDS", help="With `apply`: longest wait for jobs of a batch.")
+        int, typer.Option("--wait", min=1, metavar="SECONDS", help="Longest wait for the jobs of a batch.")
     ] = 3600,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="With `upgrade`: show its steps alone.")] = False,
     bench: Annotated[
         Path | None,
         typer.Option("--bench", metavar="RUN.yaml", help="With `verify`: benchmark its cluster, and train it there."),
     ] = None,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
+    redfish: parts.Redfish = None,
+    user: parts.BmcUser = None,
+    password: parts.PasswordFile = None,
+    ca: parts.Authority = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """`check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
+    """`inventory` prints the `nodes` of a stack file from a CSV of hosts (`host,address,bmc,model`) and from BMCs.
+
+    `check` judges whether the releases of a stack fit together and are supported; it exits with 1 on an error.
 
     `render` writes an Ansible project: the configuration of Slurm, file systems, users, environments and monitoring.
 
@@ -57,12 +71,17 @@ def deploy_command(
 
     `verify` compares what the nodes run with the stack; it exits with 1 if something differs. With `--bench`
     it then measures every compute node and trains the workload for 30 steps, and holds both against the plan.
+
+    `upgrade` brings Slurm, driver and kernel to what the stack says, step by step, each with its way back.
+    `add`, `remove` and `replace NODE...` change compute nodes, as the stack file says it already beside the last apply.
+
+    `backup` brings copies of Slurm's database and state into the project, `restore DUMP` puts one of the database back.
+    `rotate munge`, `exporter-token` or `database` draws a new secret, and takes the old one back if it does not work.
     """
-    if bench is not None and (step != "verify" or limit is not None):
-        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
-    if full and bench is None:
-        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
-    from trainworks.api.deploying import apply_stack, check_stack, render_stack, verify_stack
+    if step == "inventory":
+        parts.print_inventory(stack_file, redfish, user, password, ca)
+    stack_file = _checked(step, stack_file, names, limit, bench, full=full, dry_run=dry_run)
+    from trainworks.api.deploying import Upkeep, apply_stack, check_stack, render_stack
 
     if step == "check":
         report = check_stack(stack_file)
@@ -72,62 +91,67 @@ def deploy_command(
         raise UsageError(f"`{step}` writes a project", hint="name its folder: `--into FOLDER`")
     with option_errors("--into", into):
         if step == "render":
-            print_or_write(render_stack(stack_file), into)
-        elif bench is not None:
-            from trainworks.api.bench import accept_cluster
-
-            with option_errors(positional=dict.fromkeys(("run_file", "train", "cluster", "expect"), "--bench")):
-                accepted = accept_cluster(
-                    stack_file,
-                    bench,
-                    partial(verify_stack, stack_file, into),
-                    full=full,
-                    folder=runs_folder(runs),
-                    progress=lambda line: say(line, err=True),
-                )
-            show(accepted, as_json=as_json)
-            raise typer.Exit(int(accepted.verdict != "accepted"))
-        elif step == "verify":
-            verified = verify_stack(stack_file, into, limit=limit)
-            show(verified, as_json=as_json)
-            raise typer.Exit(int(verified.failed))
+            return print_or_write(render_stack(stack_file), into)
+        if step == "verify":
+            raise typer.Exit(_verified(stack_file, into, limit, bench, runs_folder(runs), full=full, as_json=as_json))
+        on_result = parts.print_result if not as_json else lambda result: None
+        on_step = parts.print_step if not as_json else lambda step: None
+        if step in get_args(_UpkeepStep):
+            upkeep = Upkeep(stack_file, into, wait_s, on_result, on_step, batch)
+            if dry_run:
+                return show(upkeep.plan_upgrade(), as_json=as_json)
+            done = upkeep.take(step, names or [])
         else:
-            drift = step == "diff"
-            done = apply_stack(
-                stack_file,
-                into,
-                limit=limit,
-                dry_run=drift,
-                batch=batch,
-                wait_s=wait_s,
-                on_result=_nothing if as_json else _print_result,
-                on_step=_nothing if as_json else _print_step,
-            )
-            _show_run(done, as_json=as_json)
-            raise typer.Exit(int(done.failed or (drift and done.changed)))
+            apply = partial(apply_stack, limit=limit, dry_run=step == "diff", batch=batch, wait_s=wait_s)
+            done = apply(stack_file, into, on_result=on_result, on_step=on_step)
+        parts.show_run(done, as_json=as_json)
+        raise typer.Exit(int(done.failed or (step == "diff" and done.changed)))
 
 
-def _show_run(done: PlaybookRun, *, as_json: bool) -> None:
-    """Counts of each host; as JSON with every result that changed or failed."""
-    if as_json:
-        typer.echo(json.dumps({"changed": done.changed, "failed": done.failed, **asdict(done)}, indent=2))
-        return
-    for host in done.hosts:
-        counts = f"ok {host.ok}  changed {host.changed}  unreachable {host.unreachable}  failed {host.failed}"
-        typer.echo(f"{host.host}  {counts}")
-    if done.stopped:
-        typer.echo(f"stopped  {done.stopped}")
+def _checked(
+    step: str,
+    stack_file: Path | None,
+    names: list[str] | None,
+    limit: str | None,
+    bench: Path | None,
+    *,
+    full: bool,
+    dry_run: bool,
+) -> Path:
+    """The stack file, unless there is none, or an option or a name that the step does not take."""
+    if stack_file is None:
+        raise UsageError("no stack file", place="STACK_FILE", hint=f"name it: `deploy {step} stack.yaml`")
+    if bench is not None and (step != "verify" or limit is not None):
+        raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
+    if full and bench is None:
+        raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
+    if dry_run and step != "upgrade":
+        raise UsageError("`--dry-run` is for `upgrade`", place="--dry-run", hint="`diff` shows what `apply` changes")
+    if names and step in get_args(_InstallStep):
+        raise UsageError(f"`{step}` takes no name", place=names[0], hint=f"choose hosts by `--limit {names[0]}`")
+    return stack_file
 
 
-def _nothing(result: object) -> None:
-    """The results come as JSON at the end."""
+def _verified(
+    stack_file: Path, into: Path, limit: str | None, bench: Path | None, runs: Path, *, full: bool, as_json: bool
+) -> int:
+    """Show what differs, with `bench` the acceptance of the cluster, too; the exit code."""
+    from trainworks.api.deploying import verify_stack
 
+    if bench is None:
+        verified = verify_stack(stack_file, into, limit=limit)
+        show(verified, as_json=as_json)
+        return int(verified.failed)
+    from trainworks.api.bench import accept_cluster
 
-def _print_result(result: TaskResult) -> None:
-    """One line for a result that changed or failed."""
-    typer.echo(f"{result.outcome}  {result.host}  {result.task}: {result.detail}")
-
-
-def _print_step(step: BatchStep) -> None:
-    """One line for a step of a batch."""
-    typer.echo(f"{step.step}  {','.join(step.hosts)}" + f": {step.detail}" * bool(step.detail))
+    with option_errors(positional=dict.fromkeys(("run_file", "train", "cluster", "expect"), "--bench")):
+        accepted = accept_cluster(
+            stack_file,
+            bench,
+            partial(verify_stack, stack_file, into),
+            full=full,
+            folder=runs,
+            progress=lambda line: say(line, err=True),
+        )
+    show(accepted, as_json=as_json)
+    return int(accepted.verdict != "accepted")

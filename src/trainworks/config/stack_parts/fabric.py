@@ -11,6 +11,7 @@ from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.words import Version
 
 InterfaceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$")]
+KernelRelease = Annotated[str, StringConstraints(pattern=r"^[0-9]+(\.[0-9]+)*([.-][A-Za-z0-9._-]+)?$", max_length=64)]
 HostName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$", max_length=63)]
 
 
@@ -42,6 +43,22 @@ class FabricDesign(Spec):
     """Places for nodes that a fabric manager takes."""
 
 
+class NodeAdapters(Spec):
+    """Adapters of one group of nodes in the stack's network; `none` in its place leaves them as they are."""
+
+    link: Literal["infiniband", "roce", "none"] | None = None
+    """Kind of the adapters; by default that of the stack."""
+    devices: tuple[InterfaceName, ...] = ()
+    """RDMA devices in the order of their rails; by default those of the stack."""
+    interfaces: tuple[InterfaceName, ...] = ()
+    """With `roce`: network interfaces of these devices; by default those of the stack."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_a_word(cls, value: object) -> object:
+        return {"link": "none"} if value == "none" else value
+
+
 class Fabric(Spec):
     """Adapters of the compute nodes, their driver, and the switches between them."""
 
@@ -54,8 +71,9 @@ class Fabric(Spec):
     """Driver of the adapters: that of the kernel and rdma-core, or NVIDIA's DOCA-OFED, whose repository you set up."""
     doca: Version | None = None
     """Release of DOCA with `doca-ofed`: `3.2`."""
-    kernel: Version | None = None
-    """Kernel of the nodes, `6.8`; `deploy check` holds DOCA's list against it."""
+    kernel: KernelRelease | None = None
+    """Kernel of the nodes as `uname -r` begins, `6.8`, or all of it, `6.8.0-60-generic`, which `deploy upgrade`
+    installs; `deploy check` holds DOCA's list against it."""
     devices: tuple[InterfaceName, ...] = ()
     """With `link`: RDMA devices of a compute node, in the order of its rails: `mlx5_0`, as `rdma link` prints them."""
     interfaces: tuple[InterfaceName, ...] = ()
@@ -71,6 +89,25 @@ class Fabric(Spec):
     switches: Literal["cumulus", "eos", "none"] = "cumulus"
     """With `roce`: what the switches run, NVIDIA Cumulus with NVUE or Arista EOS; `none` writes no text for them."""
     mpi: MpiJobs | None = None
+
+    def with_adapters(self, own: NodeAdapters) -> Fabric:
+        """The same network with the adapters of a group.
+
+        Raises:
+            FieldError: they do not fit this network.
+        """
+        link = own.link if own.link in ("infiniband", "roce") else self.link
+        devices = own.devices or self.devices
+        interfaces = (own.interfaces or self.interfaces) if link == "roce" else ()
+        if link is None or (link == "roce" and self.link != "roce"):
+            hint = f"write `link: {own.link or 'infiniband'}` into the `fabric` of the stack"
+            raise FieldError("adapters of a group need the `fabric` of the stack, of their kind", hint=hint)
+        if link == "roce" and len(interfaces) != len(devices):
+            message = f"{len(devices)} devices of a group have {len(interfaces)} interfaces"
+            raise FieldError(message, hint="name an interface for each device")
+        if len(set(devices)) != len(devices) or len(set(interfaces)) != len(interfaces):
+            raise FieldError("a device or an interface is there twice", hint="keep one of them")
+        return self.model_copy(update={"link": link, "devices": devices, "interfaces": interfaces})
 
     @model_validator(mode="after")
     def _a_link_or_a_design(self) -> Fabric:

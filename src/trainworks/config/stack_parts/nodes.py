@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Address
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from trainworks.config.autoscale import NodeList
+from trainworks.config.autoscale import Name, NodeList
 from trainworks.config.command import NodeAccelerators
 from trainworks.config.quantities import SizeBytes
 from trainworks.config.slurm.sbatch_amounts import expand_nodes
 from trainworks.config.spec import FieldError, Spec
+from trainworks.config.stack_parts.fabric import NodeAdapters
+from trainworks.config.stack_parts.software import GpuSoftware
 from trainworks.config.stack_parts.words import Role
 from trainworks.errors import QuantityError
 
@@ -24,6 +27,9 @@ def _host_list(text: str) -> str:
     return text
 
 
+CoreRange = Annotated[str, StringConstraints(pattern=r"^[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*$", max_length=255)]
+
+
 class Hardware(Spec):
     """Hardware of a node as `slurmd -C` prints it."""
 
@@ -34,6 +40,22 @@ class Hardware(Spec):
     """Memory that the kernel reports: `RealMemory` of `slurmd -C`, in MiB."""
     accelerators: NodeAccelerators | None = None
     """Kind and number: `h100:8`, or of the catalogue such as `A100-PCIE-40GB:8`."""
+    gpu_cores: tuple[CoreRange, ...] = ()
+    """Cores nearest to each GPU, in the order of the device files: `[0-55, 0-55, 56-111, 56-111]`. Slurm counts cores
+    socket by socket, as `lstopo -l` does; `nvidia-smi topo -m` prints the same numbers where the kernel does so, too,
+    and second threads of cores behind them, which are left out."""
+
+    @model_validator(mode="after")
+    def _cores_of_this_node(self) -> Hardware:
+        if self.accelerators is not None and self.gpu_cores and len(self.gpu_cores) != self.accelerators.count:
+            message = f"`gpu_cores` is for {len(self.gpu_cores)} GPUs, and a node has {self.accelerators.count}"
+            raise FieldError(message, hint="write the cores of each GPU")
+        cores = self.sockets * self.cores_per_socket
+        last = max((int(each) for text in self.gpu_cores for each in re.findall(r"\d+", text)), default=0)
+        if last >= cores:
+            message = f"`gpu_cores` names core {last}, and a node has {cores} cores from 0 on"
+            raise FieldError(message, hint="leave out second threads of cores")
+        return self
 
 
 class NodeGroup(Spec):
@@ -41,6 +63,8 @@ class NodeGroup(Spec):
 
     hosts: Annotated[NodeList, AfterValidator(_host_list)]
     """Names, `gpu[01-04]`."""
+    name: Name | None = None
+    """Name of the group for partitions and for variables of Ansible; by default `gpu` of `gpu[01-04]`."""
     address: IPv4Address
     """Address of the first host; the next ones follow."""
     roles: Annotated[tuple[Role, ...], Field(min_length=1)]
@@ -48,6 +72,20 @@ class NodeGroup(Spec):
     """Machine or cloud instance of the catalogue, which says the hardware: `DGX H100`."""
     hardware: Hardware | None = None
     """Hardware of a machine that the catalogue does not have, or whose processors and memory it does not know."""
+    gpu: GpuSoftware | None = None
+    """Driver of these compute nodes; by default that of the stack where they have GPUs. `none` installs none."""
+    fabric: NodeAdapters | None = None
+    """Adapters of these compute nodes; by default those of the stack where they have GPUs, or where no node has some.
+    `{}` are those of the stack on nodes without GPUs, and `none` leaves adapters as they are."""
+
+    @property
+    def label(self) -> str:
+        """Name of the group, as given or as its hosts begin."""
+        return self.name or self.hosts.partition("[")[0].rstrip("-_.")
+
+    def is_called(self, name: str) -> bool:
+        """Whether a name means the whole group: its own, that of its hosts, or its machine."""
+        return name in (self.label, self.hosts, self.hosts.partition("[")[0], self.machine)
 
     @property
     def names(self) -> tuple[str, ...]:

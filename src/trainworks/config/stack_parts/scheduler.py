@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from trainworks.config.autoscale import Command, Name
+from trainworks.config.autoscale import Command, Name, NodeList
 from trainworks.config.quantities import DurationS
 from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.spec import FieldError, Spec
-from trainworks.config.stack_parts.words import AccountName, PublicKey, Version
+from trainworks.config.stack_parts.words import AccountName, Folder, PublicKey, Version
 from trainworks.errors import QuantityError
 
 
@@ -26,7 +26,7 @@ SlurmTime = Annotated[str, StringConstraints(pattern=r"^[0-9:-]+$|^UNLIMITED$"),
 
 
 class Partition(Spec):
-    """A partition of Slurm: a queue over all compute nodes."""
+    """A partition of Slurm: a queue over all compute nodes, or over some."""
 
     name: Name
     default: bool = False
@@ -34,6 +34,34 @@ class Partition(Spec):
     """Longest time of a job in Slurm's form: `2-00:00:00`."""
     priority: Annotated[int, Field(ge=1, le=65533)] = 1
     """Jobs of a partition with a higher priority go first."""
+    nodes: tuple[NodeList, ...] = ()
+    """Groups of `nodes` or single hosts: `[gpu, cpu01]`; all compute nodes when left out."""
+    default_time: SlurmTime | None = None
+    """Time of a job that asks for none; by default the longest."""
+    max_nodes: Annotated[int, Field(ge=1)] | None = None
+    """Most nodes of a job."""
+    accounts: tuple[AccountName, ...] = ()
+    """Accounts whose jobs it takes, with those below them; all when left out."""
+    qos: tuple[AccountName, ...] = ()
+    """QOS of the jobs that it takes; all when left out."""
+    tier: Annotated[int, Field(ge=1, le=65533)] = 1
+    """Rank among partitions over the same nodes: Slurm looks at the one of the highest tier first."""
+    preempt: Literal["requeue", "cancel"] | None = None
+    """What happens to running jobs of this partition where a higher tier needs their nodes; they keep them when left
+    out."""
+    grace: Annotated[DurationS, Field(ge=0, le=65533)] = 0.0
+    """Time from the signal to the end of a job that is preempted, to save a checkpoint."""
+
+    @model_validator(mode="after")
+    def _default_within_the_limit(self) -> Partition:
+        limit = parse_slurm_time(self.max_time)
+        asked = parse_slurm_time(self.default_time) if self.default_time is not None else limit
+        if limit is not None and (asked is None or asked > limit):
+            message = f"`default_time` {self.default_time} of `{self.name}` is over its `max_time`"
+            raise FieldError(message, hint="write a shorter one")
+        if self.grace and self.preempt is None:
+            raise FieldError(f"`grace` of `{self.name}` is for jobs that are preempted", hint="add `preempt: requeue`")
+        return self
 
 
 class QualityOfService(Spec):
@@ -93,6 +121,8 @@ class SlurmScheduler(Spec):
     """Packages of the operating system, or packages of SchedMD's names that you built into your own repository."""
     accounting: bool = True
     """Run slurmdbd and MariaDB on the node with the role `database`."""
+    state: Folder = "/var/spool/slurmctld"
+    """Folder of what slurmctld knows; that of several controllers is below one of `mounts`."""
     partitions: Annotated[tuple[Partition, ...], Field(min_length=1)] = (Partition(name="train", default=True),)
     qos: tuple[QualityOfService, ...] = ()
     accounts: tuple[SlurmAccount, ...] = ()
@@ -112,6 +142,7 @@ class SlurmScheduler(Spec):
         known = {"normal", *(each.name for each in self.qos)}
         wanted = [name for qos in self.qos for name in qos.preempts]
         wanted += [name for account in self.accounts for name in account.qos]
+        wanted += [name for partition in self.partitions for name in partition.qos]
         if missing := [name for name in wanted if name not in known]:
             raise FieldError(f"no QOS `{missing[0]}`", hint="add it to `slurm.qos`")
         above = ["root"]
@@ -121,6 +152,19 @@ class SlurmScheduler(Spec):
                     f"no account `{account.parent}` above `{account.name}`", hint="put the parent first in the list"
                 )
             above.append(account.name)
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_preempt(self) -> SlurmScheduler:
+        preempted = [each for each in self.partitions if each.preempt is not None]
+        if preempted and any(qos.preempts for qos in self.qos):
+            raise FieldError(
+                "Slurm preempts by partition or by QOS", hint="remove `preempt` of partitions, or `preempts` of QOS"
+            )
+        highest = max(each.tier for each in self.partitions)
+        if lonely := [each.name for each in preempted if each.tier == highest]:
+            message = f"no partition has a higher `tier` than `{lonely[0]}`, and none would preempt its jobs"
+            raise FieldError(message, hint="give the one that does a higher `tier`")
         return self
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import StringConstraints, model_validator
 
-from trainworks.config.autoscale import ConfigPath, DnsName, Name
+from trainworks.config.autoscale import DnsName, Name
 from trainworks.config.quantities import SizeBytes
-from trainworks.config.spec import FieldError, Spec
+from trainworks.config.spec import ConfigPath, FieldError, Spec
 from trainworks.config.stack_parts.words import Folder, Requirement, Version
 
 ImageDigest = Annotated[
@@ -18,14 +18,41 @@ Release = Annotated[str, StringConstraints(pattern=r"^v?[0-9]+(\.[0-9]+)+$", max
 
 
 class GpuSoftware(Spec):
-    """Software of NVIDIA GPUs on the compute nodes. CUDA comes with each environment and not with the node."""
+    """Driver of GPUs; `none` in its place installs none. CUDA and ROCm's libraries come with each environment."""
 
-    driver: Version
-    """Branch or version of the driver: `580`, `580.126.18`."""
+    vendor: Literal["nvidia", "amd", "none"] = "nvidia"
+    """Maker of the GPUs; `amd` where `rocm` is given."""
+    driver: Version | None = None
+    """With `nvidia`: branch or version of the driver: `580`, `580.126.18`."""
+    rocm: Version | None = None
+    """With `amd`: release of ROCm whose driver is installed, `6.4`, from AMD's repository, which you set up."""
     fabric_manager: bool | None = None
     """Install the fabric manager of the same version, which GPUs behind NVSwitches need; by default where they are."""
-    detect: Literal["files", "nvml"] = "files"
-    """How Slurm finds GPUs: by device files, which every build can, or by NVML, which it must be built with."""
+    detect: Literal["files", "nvml", "rsmi"] = "files"
+    """How Slurm finds GPUs: by device files, which every build can, or by NVML or AMD's RSMI, which it must be built
+    with."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_a_word(cls, value: object) -> object:
+        if value == "none":
+            return {"vendor": "none"}
+        if isinstance(value, dict) and "rocm" in value:
+            return {"vendor": "amd", **value}
+        return value
+
+    @model_validator(mode="after")
+    def _keys_of_its_vendor(self) -> GpuSoftware:
+        needed = {"nvidia": "driver", "amd": "rocm", "none": None}[self.vendor]
+        given = [key for key in ("driver", "rocm", "fabric_manager") if getattr(self, key) is not None]
+        if needed is not None and needed not in given:
+            raise FieldError(f"GPUs of `{self.vendor}` need `{needed}`", hint="write its release, or `gpu: none`")
+        allowed = {"nvidia": ("driver", "fabric_manager"), "amd": ("rocm",), "none": ()}[self.vendor]
+        if other := [key for key in given if key not in allowed]:
+            raise FieldError(f"`{other[0]}` is not for `vendor: {self.vendor}`", hint="remove one of the two")
+        if self.detect != "files" and self.detect != {"nvidia": "nvml", "amd": "rsmi"}.get(self.vendor):
+            raise FieldError(f"`detect: {self.detect}` is not for `{self.vendor}`", hint="write `detect: files`")
+        return self
 
 
 class SoftwareEnvironment(Spec):
@@ -38,6 +65,8 @@ class SoftwareEnvironment(Spec):
     """Release of PyTorch in a virtual environment."""
     cuda: Version | None = None
     """CUDA of the wheels or of the image; that of an image named `nvidia/cuda:` is known."""
+    rocm: Version | None = None
+    """ROCm of the wheels, for GPUs of AMD."""
     packages: tuple[Requirement, ...] = ()
     """Further packages of a virtual environment."""
     at: ConfigPath
@@ -47,8 +76,10 @@ class SoftwareEnvironment(Spec):
     def _one_kind(self) -> SoftwareEnvironment:
         if (self.image is None) == (self.torch is None):
             raise FieldError("an environment has exactly one of `torch` and `image`")
-        if self.torch is not None and self.cuda is None:
+        if self.torch is not None and self.cuda is None and self.rocm is None:
             raise FieldError("`torch` needs `cuda`: its wheels are built for one", hint='write `cuda: "13.0"`')
+        if self.rocm is not None and (self.torch is None or self.cuda is not None):
+            raise FieldError("`rocm` is for wheels of `torch` without `cuda`", hint="write two environments")
         return self
 
 
@@ -86,7 +117,7 @@ class KubernetesBundle(Spec):
     """Kubernetes on the compute nodes, beside or instead of Slurm: operators, queues, volumes and policies."""
 
     gpu_operator: Release
-    """Release of NVIDIA's GPU operator: `v25.10.0`."""
+    """Release of NVIDIA's GPU operator: `v26.7.0`."""
     network_operator: Release | None = None
     """Release of NVIDIA's network operator, for RDMA in pods."""
     jobset: Release

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints, model_validator
 
-from trainworks.config.autoscale import ConfigPath, DnsName, Name
-from trainworks.config.spec import FieldError, Spec
+from trainworks.config.autoscale import DnsName, Name
+from trainworks.config.spec import ConfigPath, FieldError, Spec
 from trainworks.config.stack_parts.words import Folder, MountSource
 
 MountKind = Literal["nfs", "lustre", "cephfs", "beegfs", "scale"]

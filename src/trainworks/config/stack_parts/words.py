@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, StringConstraints
 
-from trainworks.config.autoscale import ConfigPath
+from trainworks.config.spec import ConfigPath
 
 FILL_IN = "# fill in:"
 """Comment behind a value that stands for one that only the owner of the cluster knows."""

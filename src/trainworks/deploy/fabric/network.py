@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import node
-from trainworks.catalog.stack_cluster import fabric_design, joined_nodes
+from trainworks.catalog.stack_cluster import fabric_design, group_fabric, joined_nodes
 from trainworks.config.stack import Stack
+from trainworks.config.stack_parts.fabric import NodeAdapters
 from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.plan.network.cables import nodes_by_leaf
@@ -31,22 +32,34 @@ class NodeNetwork:
 
 
 def networks_of(stack: Stack) -> list[NodeNetwork]:
-    """Networks of the compute nodes: that of `fabric`, else one for each kind of adapters that the machines have.
+    """Networks of the compute nodes: first that of `fabric`, then one for each other kind of adapters of the machines.
 
     Raises:
         UsageError: `fabric.design` names what the catalogue does not have, or cannot hold the nodes.
     """
-    groups = list(stack.groups("compute"))
-    if fabric_design(stack) is not None:
-        joined = joined_nodes(stack, groups)
-        return [NodeNetwork(_names(groups), design_network(joined) if joined.num_nodes > 1 else None)]
-    alike: dict[tuple[int, float, str], list[NodeGroup]] = {}
-    for group in groups:
-        machine = node(group.machine) if group.machine is not None else None
-        # those of one network have adapters of one number, rate and kind
-        adapters = (machine.nics, machine.nic_bytes_per_s, machine.network) if machine else (0, 0.0, "")
-        alike.setdefault(adapters, []).append(group)
-    return [NodeNetwork(_names(found), _catalogued_network(stack, found)) for found in alike.values()]
+    first = joined_groups(stack)
+    networks = []
+    if first:
+        joined = joined_nodes(stack, first)
+        networks.append(NodeNetwork(_names(first), design_network(joined) if joined.num_nodes > 1 else None))
+    alike: dict[tuple[int, float, str, NodeAdapters | None], list[NodeGroup]] = {}
+    for group in stack.groups("compute"):
+        if group not in first:
+            machine = node(group.machine) if group.machine is not None else None
+            # those of one network have adapters of one number, rate and kind
+            adapters = (machine.nics, machine.nic_bytes_per_s, machine.network) if machine else (0, 0.0, "")
+            alike.setdefault((*adapters, group.fabric), []).append(group)
+    return networks + [NodeNetwork(_names(found), _catalogued_network(stack, found)) for found in alike.values()]
+
+
+def joined_groups(stack: Stack) -> list[NodeGroup]:
+    """Groups of nodes that the network of `fabric` joins: those with as many adapters of its kind; none without one."""
+    fabric = stack.fabric
+    if fabric is None or fabric_design(stack) is None:
+        return []
+    adapters = (fabric.link, len(fabric.devices))
+    found = [(group, group_fabric(stack, group)) for group in stack.groups("compute")]
+    return [group for group, own in found if own is not None and (own.link, len(own.devices)) == adapters]
 
 
 def check_design(stack: Stack) -> None:
@@ -65,9 +78,14 @@ def design_of_fabric(stack: Stack) -> NetworkDesign:
     """The design of the network of `fabric`, which has several nodes and a rate.
 
     Raises:
-        ArgumentError: the stack has a single compute node.
+        ArgumentError: the network has a single compute node, or some nodes have another number of adapters.
     """
-    (network,) = networks_of(stack)
+    first = joined_groups(stack)
+    others = [each for each in stack.groups("compute") if each not in first and group_fabric(stack, each) is not None]
+    if others:
+        message = f"`{others[0].label}` has other adapters than the stack, and the text of switches is for one number"
+        raise ArgumentError(message, argument="fabric.switches", hint="write `switches: none`")
+    network = networks_of(stack)[0]
     if network.design is None:
         message = f"`{network.names[0]}` is a single node, which no switch joins to another"
         raise ArgumentError(message, argument="fabric.switches", hint="write `switches: none`")

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
 
+from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
 from trainworks.deploy.fabric.network import design_of_fabric
 from trainworks.deploy.templating import render
@@ -99,16 +100,22 @@ def rails(stack: Stack) -> list[Rail]:
     """
     fabric = stack.fabric
     assert fabric is not None and fabric.network is not None
-    hosts = list(stack.hosts("compute"))
-    needed = 2 * len(hosts) * len(fabric.devices)
-    if needed > fabric.network.num_addresses:
-        message = f"{needed} addresses are needed for {len(hosts)} nodes, and {fabric.network} has fewer"
+    own = {group.hosts: group_fabric(stack, group) for group in stack.groups("compute")}
+    ends = [
+        (host, *end)
+        for group in stack.groups("compute")
+        if (adapters := own[group.hosts]) is not None and adapters.link == "roce"
+        for host in group.names
+        for end in enumerate(zip(adapters.devices, adapters.interfaces, strict=True))
+    ]
+    if 2 * len(ends) > fabric.network.num_addresses:
+        hosts = len({host for host, *_ in ends})
+        message = f"{2 * len(ends)} addresses are needed for {hosts} nodes, and {fabric.network} has fewer"
         raise ArgumentError(message, argument="fabric.network", hint="write a larger network")
     found = []
-    for place, host in enumerate(hosts):
-        for number, (device, interface) in enumerate(zip(fabric.devices, fabric.interfaces, strict=True)):
-            leaf, own = rail_addresses(fabric.network, node=place, rail=number, rails=len(fabric.devices))
-            found.append(Rail(host, number, device, interface, own, leaf))
+    for place, (host, number, (device, interface)) in enumerate(ends):
+        leaf, address = rail_addresses(fabric.network, node=place, rail=0, rails=1)
+        found.append(Rail(host, number, device, interface, address, leaf))
     return found
 
 

@@ -34,6 +34,9 @@ _NVSWITCH_CLASS, _BRIDGE_CLASS = "0x0680", "0x0604"
 _FABRIC_MANAGER = "nv-fabricmanage"
 """Name of the process, which Linux cuts to 15 characters."""
 _ACS, _ACS_CONTROL, _EXTENDED = 0x000D, 6, 0x100
+_NUM_BARS, _MEMORY, _UNSET = 6, 0x200, 0x2000_0000
+"""Regions of a device itself, before those of its virtual functions, which many machines leave out; and the kernel's
+flags of a region of memory, and of one that it found no addresses for: IORESOURCE_MEM, IORESOURCE_UNSET."""
 
 
 @check(
@@ -250,12 +253,48 @@ def pcie_errors(node: NodeView) -> Reading:
 def pcie_acs(node: NodeView) -> Reading:
     """No PCI bridge sends traffic between GPUs and NICs through the processor (ACS)."""
     node.gpus  # noqa: B018, a node without GPUs needs no peer-to-peer
-    if "hypervisor" in node.text("/proc/cpuinfo").split("flags", 1)[-1].partition("\n")[0]:
+    if _is_virtual(node):
         raise NotApplicable("a virtual machine needs ACS")
     bridges = [each for each in node.pci if each.device_class.startswith(_BRIDGE_CLASS)]
     controls = measured(bridges, lambda bridge: _acs_control(bridge.folder / "config"), "no bridge with ACS")
     problems = [f"bridge {bridge.address} has ACS on" for bridge, control in controls if control & 1]
     return Reading(f"{len(problems)} of {len(controls)} on", problems)
+
+
+@warning_check(
+    limit="off, or in passthrough (`identity`)",
+    action="boot with `iommu=pt`, or disable VT-d or AMD's IOMMU in the BIOS",
+    source=_NCCL,
+)
+def iommu(node: NodeView) -> Reading:
+    """No IOMMU translates the addresses between GPUs and NICs."""
+    if _is_virtual(node) or not node.gpus_on_the_bus:
+        raise NotApplicable("a virtual machine needs it" if node.gpus_on_the_bus else "no GPU")
+    kinds = [(gpu.address, node.text(gpu.folder / "iommu_group" / "type")) for gpu in node.gpus_on_the_bus]
+    problems = [f"GPU {address} is behind an IOMMU of the type {kind}" for address, kind in kinds if "DMA" in kind]
+    return Reading(listed(sorted({kind or "off" for _, kind in kinds})), problems)
+
+
+@check(
+    limit="an address range for each memory region of a GPU",
+    action="enable above 4G decoding in the BIOS",
+    source="https://docs.kernel.org/PCI/sysfs-pci.html",
+)
+def gpu_bar(node: NodeView) -> Reading:
+    """The firmware had address space for the memory of every GPU."""
+    tables = measured(node.gpus_on_the_bus, lambda gpu: node.text(gpu.folder / "resource") or None, "no GPU")
+    regions = [
+        (gpu.address, [int(number, 16) for number in line.split()])
+        for gpu, table in tables
+        for line in table.splitlines()[:_NUM_BARS]
+    ]
+    missing = [address for address, (start, _, flags) in regions if flags & _MEMORY and (not start or flags & _UNSET)]
+    problems = [f"GPU {address} has a memory region without an address" for address in dict.fromkeys(missing)]
+    return Reading(f"{len(missing)} missing", problems)
+
+
+def _is_virtual(node: NodeView) -> bool:
+    return "hypervisor" in node.text("/proc/cpuinfo").split("flags", 1)[-1].partition("\n")[0]
 
 
 def _link(node: NodeView, folder: Path) -> tuple[str, str] | None:

@@ -64,6 +64,9 @@ def node_facts(node: NodeView) -> dict[str, str]:
     gpus = node.driver.gpus
     facts = {
         "kernel": node.text("/proc/sys/kernel/osrelease"),
+        "BIOS": node.text("/sys/class/dmi/id/bios_version"),
+        "hyper-threading": node.text("/sys/devices/system/cpu/smt/control"),
+        "NUMA nodes": node.text("/sys/devices/system/node/online"),
         "processors": node.text("/sys/devices/system/cpu/online"),
         "memory": format_gib(node.memory.get("MemTotal", 0) * 1024).partition(".")[0],
         "driver": node.driver.version,

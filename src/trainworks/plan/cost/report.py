@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from trainworks.catalog.age import own_rows_note, price_note
 from trainworks.catalog.facts import Offer
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cost.comparison import CostComparison, usd_per_million
@@ -72,6 +73,8 @@ def notes_of(
     if not comparison.lines:
         yield f"no offer of {part} fits; `--prices FILE` takes your own"
     yield from _node_notes(comparison, offers)
+    shown = [line.offer for line in comparison.lines]
+    yield from filter(None, (price_note(shown), own_rows_note(("offers", offer.name) for offer in shown)))
     if any("reserved" in line.costs for line in comparison.lines):
         yield from _reservation_notes(comparison, given)
     if any("spot" in line.costs for line in comparison.lines):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from trainworks.deploy.upgrade import UpgradePlan
 from trainworks.deploy.verification import ClusterVerification, NodeVerdict
 from trainworks.measure.bench.bench_report import BenchReport
 from trainworks.measure.bench.verdict import BenchVerdict
@@ -37,6 +38,19 @@ def document(cluster: ClusterVerification) -> Document:
     )
 
 
+@build_document.register
+def _upgrade(plan: UpgradePlan) -> Document:
+    """A row for each step and part, in the order of an upgrade."""
+    rows: list[list[str | Styled]] = [
+        [str(number), ", ".join(step.batch.hosts), part, found, wanted, step.way_back]
+        for number, step in enumerate(plan.steps, 1)
+        for part, (found, wanted) in step.parts.items()
+    ]
+    table = Table(left("step", "hosts", "part", "found", "stack", "way back", wrap=True), rows)
+    content = table if rows else Text("every host has what the stack says")
+    return Document(f"Upgrade of {plan.cluster}", "deploy upgrade", [Section("", [content])])
+
+
 def _differences(verdicts: list[NodeVerdict]) -> Table:
     rows: list[list[str | Styled]] = [
         [each.host, each.check, _styled(each.outcome), each.found, each.expected] for each in verdicts
@@ -55,6 +69,11 @@ def _(cluster: ClusterVerification) -> Mapping[str, object]:
         "failed": cluster.failed,
         "verdicts": [asdict(verdict) for verdict in cluster.verdicts],
     }
+
+
+@to_json.register
+def _(plan: UpgradePlan) -> Mapping[str, object]:
+    return asdict(plan)
 
 
 @dataclass(frozen=True, slots=True)

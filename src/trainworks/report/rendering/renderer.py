@@ -25,6 +25,7 @@ _SUBJECTS = {
     "CapacityPlan": "capacity",
     "ClusterPlan": "cluster_plan",
     "ClusterVerification": "proving.cluster_verification",
+    "UpgradePlan": "proving.cluster_verification",
     "CostReport": "cost",
     "Diagnosis": "judgement",
     "DrillReport": "proving.drill",

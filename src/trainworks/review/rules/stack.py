@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import yaml
@@ -75,8 +75,8 @@ def ended_system(file: ReviewedFile) -> Iterator[Problem]:
     good=_example(),
 )
 def ended_driver(file: ReviewedFile) -> Iterator[Problem]:
-    """`gpu.driver` of a branch that ended."""
-    for value in scalars(file.stack, "gpu", "driver"):
+    """A driver of a branch that ended, of the stack or of a group of nodes."""
+    for value, _ in drivers(file):
         branch = software.driver_branch(value.value)
         ended = software.driver_end(branch)
         if ended is not None:
@@ -94,10 +94,10 @@ def ended_driver(file: ReviewedFile) -> Iterator[Problem]:
     good=_example(machine="p3.16xlarge", driver="580", environment='torch: "2.6", cuda: "12.6"'),
 )
 def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
-    """A driver branch before the first, or behind the last, of a GPU generation of the nodes."""
-    for value in scalars(file.stack, "gpu", "driver"):
+    """A driver branch before the first, or behind the last, of a GPU generation of the nodes that get it."""
+    for value, groups in drivers(file):
         branch = software.driver_branch(value.value)
-        for found in generations(file):
+        for found in _generations(groups):
             if found.first_driver and branch < found.first_driver:
                 yield flag(value, f"R{branch} does not know {found.name}: R{found.first_driver} is the first that does")
             elif found.last_driver and branch > found.last_driver:
@@ -115,9 +115,9 @@ def unknown_gpu(file: ReviewedFile) -> Iterator[Problem]:
     good=_example(),
 )
 def old_driver_for_cuda(file: ReviewedFile) -> Iterator[Problem]:
-    """An environment for a CUDA that the driver cannot run."""
-    for driver in scalars(file.stack, "gpu", "driver"):
-        branch = software.driver_branch(driver.value)
+    """An environment for a CUDA that the driver of some nodes cannot run."""
+    branches = sorted({software.driver_branch(value.value) for value, groups in drivers(file) if groups})
+    for branch in branches:
         for value, cuda in _cudas(file):
             least = software.least_driver(cuda)
             if least is not None and branch < least:
@@ -205,7 +205,8 @@ def ending_support(file: ReviewedFile) -> Iterator[Problem]:
         ("Slurm", ("slurm", "release"), lambda text: ".".join(text.split(".")[:2])),
     )
     for component, path, name in names:
-        for value in scalars(file.stack, *path):
+        named = [each for each, _ in drivers(file)] if component == "driver" else list(scalars(file.stack, *path))
+        for value in named:
             found = release(name(value.value), component)
             if found and software.ends_soon(found):
                 yield flag(value, f"support of {found.name} ends in {found.ends}")
@@ -293,7 +294,7 @@ def other_kernel(file: ReviewedFile) -> Iterator[Problem]:
     "it knows. Without it, every rank of an MPI job believes that it is rank 0 of 1.",
     fix="Build Slurm with an older PMIx, or take a newer Slurm.",
     source="https://slurm.schedmd.com/mpi_guide.html",
-    bad=_PLUGIN.format(slurm="22.05", plugin='pmix: "5.0"', comment="  # trainworks: ignore[TW737]"),
+    bad=_PLUGIN.format(slurm="21.08", plugin='pmix: "5.0"', comment="  # trainworks: ignore[TW737]"),
     good=_PLUGIN.format(slurm="26.05", plugin='pmix: "5.0"', comment=""),
 )
 def other_pmix(file: ReviewedFile) -> Iterator[Problem]:
@@ -368,13 +369,25 @@ def _cudas_of_ngc(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
                 yield image, cuda
 
 
+def drivers(file: ReviewedFile) -> list[tuple[yaml.ScalarNode, list[yaml.Node]]]:
+    """Each driver of NVIDIA that a stack names, that of the stack first, with the groups of nodes that get it."""
+    groups = list(tree.items(tree.get(file.stack, "nodes")))
+    own = [(value, [group]) for group in groups for value in scalars(group, "gpu", "driver")]
+    others = [group for group in groups if tree.get(group, "gpu") is None]
+    return [*((value, others) for value in scalars(file.stack, "gpu", "driver")), *own]
+
+
 def generations(file: ReviewedFile) -> list[Release]:
     """GPU generations of the nodes, as far as the catalogue has their machines or accelerators."""
-    names: dict[str, None] = {}
-    for item in tree.items(tree.get(file.stack, "nodes")):
+    return _generations(tree.items(tree.get(file.stack, "nodes")))
+
+
+def _generations(groups: Iterable[yaml.Node]) -> list[Release]:
+    found: dict[str, Release] = {}
+    for item in groups:
         machine = tree.scalar(tree.get(item, "machine"))
         cards = (tree.scalar(tree.get(item, "hardware", "accelerators")) or "").partition(":")[0]
         card = node(machine).accelerator if machine and has("nodes", machine) else cards
-        if has("accelerators", card):
-            names |= {(accelerator(card).architecture or "").partition(" ")[0]: None}
-    return [found for name in names if (found := software.generation(name))]
+        known = software.generation(accelerator(card).architecture) if has("accelerators", card) else None
+        found |= {known.name: known} if known else {}
+    return list(found.values())

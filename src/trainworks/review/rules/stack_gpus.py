@@ -1,4 +1,4 @@
-"""TW744 to TW747: stack files: kernel modules, wheels, Python and operators against the GPUs and the system."""
+"""TW745 to TW748: stack files: wheels, Python and operators against the GPUs and the system."""
 
 from __future__ import annotations
 
@@ -21,39 +21,13 @@ slurm: {{release: "26.05"}}
 environments:
   - {{name: torch, torch: "{torch}", cuda: "{cuda}"}}
 """
-_TWO_KINDS = """os: Ubuntu 24.04
-nodes:
-  - {{hosts: "old[1-4]", hardware: {{accelerators: "v100:8"}}, roles: [compute]}}
-  - {{hosts: "new[1-4]", hardware: {{accelerators: "{new}:8"}}, roles: [compute]}}
-gpu: {{driver: "580"}}
-slurm: {{release: "26.05"}}
-"""
 _OPERATOR = """os: Ubuntu 24.04
 nodes:
   - {{hosts: "gpu[1-4]", machine: DGX B200, roles: [compute]}}
 gpu: {{driver: "580"}}
 slurm: {{release: "26.05"}}
-kubernetes: {{gpu_operator: {operator}}}
+kubernetes: {{gpu_operator: {operator}}}{comment}
 """
-
-
-@stack_rule(
-    "TW744",
-    "The GPUs need different kernel modules",
-    why="A driver has two kernel modules. The open one does not know GPUs before Turing, and Blackwell runs with no "
-    "other; the nodes of a stack get one of them.",
-    fix="Give each of the two kinds of nodes a stack file of its own.",
-    source="https://docs.nvidia.com/datacenter/tesla/driver-installation-guide/kernel-modules.html",
-    bad=_TWO_KINDS.format(new="b200"),
-    good=_TWO_KINDS.format(new="h100"),
-)
-def two_modules(file: ReviewedFile) -> Iterator[Problem]:
-    """GPU generations of the nodes of which one knows the open module alone, and another the proprietary one."""
-    by_module = {found.kernel_module: found.name for found in generations(file) if found.kernel_module}
-    if len(by_module) == 2:
-        for driver in scalars(file.stack, "gpu", "driver"):
-            needs = " and ".join(f"{name} needs the {module} module" for module, name in sorted(by_module.items()))
-            yield flag(driver, f"one driver cannot serve all nodes: {needs}")
 
 
 @stack_rule(
@@ -111,8 +85,8 @@ def other_python(file: ReviewedFile) -> Iterator[Problem]:
     "day. Its pods do not become ready on nodes with later ones.",
     fix="Take a release that knows the generation.",
     source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/platform-support.html",
-    bad=_OPERATOR.format(operator="v23.9.0"),
-    good=_OPERATOR.format(operator="v25.10.0"),
+    bad=_OPERATOR.format(operator="v24.9.0", comment="  # trainworks: ignore[TW748]"),
+    good=_OPERATOR.format(operator="v26.7.0", comment=""),
 )
 def old_operator(file: ReviewedFile) -> Iterator[Problem]:
     """`kubernetes.gpu_operator` before the first release that knows a GPU generation of the nodes."""
@@ -121,6 +95,25 @@ def old_operator(file: ReviewedFile) -> Iterator[Problem]:
             first = found.first_operator
             if first and software.version_key(value.value) < software.version_key(first):
                 yield flag(value, f"{value.value} does not know {found.name}: {first} is the first that does")
+
+
+@stack_rule(
+    "TW748",
+    "The GPU operator is out of support",
+    "warning",
+    why="NVIDIA corrects the newest release of the GPU operator and the one before it. An upgrade may skip no release: "
+    "one that is older has to go through several.",
+    fix="Take the newest release, v26.7 in November 2026.",
+    source="https://docs.nvidia.com/datacenter/cloud-native/gpu-operator/latest/platform-support.html",
+    bad=_OPERATOR.format(operator="v25.10.0", comment=""),
+    good=_OPERATOR.format(operator="v26.7.0", comment=""),
+)
+def ended_operator(file: ReviewedFile) -> Iterator[Problem]:
+    """`kubernetes.gpu_operator` that gets no corrections any more."""
+    for value in scalars(file.stack, "kubernetes", "gpu_operator"):
+        ended = software.operator_end(value.value)
+        if ended is not None:
+            yield flag(value, f"support of the GPU operator {value.value} ended{f' in {ended}' if ended else ''}")
 
 
 def _torch(item: yaml.Node) -> Release | None:

@@ -125,4 +125,6 @@ def blamed(error: BaseException, place: str) -> UsageError:
     """The error of a user's code, at its innermost line there; at `place` where that is not known."""
     found = place_in_user_code(error) or place
     text = (str(error).strip() or "no message").splitlines()[0]
-    return UsageError(f"{type(error).__name__}: {text}", place=found)
+    is_missing = isinstance(error, ModuleNotFoundError) and error.name is not None
+    hint = f"install the package that has it: `{sys.executable} -m pip install ...`" if is_missing else None
+    return UsageError(f"{type(error).__name__}: {text}", place=found, hint=hint)

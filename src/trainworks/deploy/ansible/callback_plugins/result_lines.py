@@ -35,7 +35,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible-core has no
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """A task that failed: written unless the playbook ignores it."""
         if not ignore_errors:
-            self._write("failed", result, str(result.result.get("msg", "")))
+            # a script says on stderr why it failed
+            self._write("failed", result, f"{result.result.get('msg', '')} {result.result.get('stderr', '')}")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         """A host without an answer."""

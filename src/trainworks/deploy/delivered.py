@@ -1,0 +1,238 @@
+"""What an apply delivers: the files of each host, as the roles write them, and the record of the hosts that have them.
+
+`diff` finds a file that was changed by the tasks of the roles, `verify` by its SHA-256, owner and mode here; a test
+holds one against the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainworks.config.stack import Stack
+from trainworks.deploy import file_systems, racks
+from trainworks.deploy.hardware import gpu_of
+from trainworks.deploy.node_groups import nccl_settings
+from trainworks.errors import UsageError
+from trainworks.files import write_atomic
+from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
+
+SLURM_ROLES = frozenset({"login", "controller", "database", "compute"})
+_UNITS = "/etc/systemd/system"
+_RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
+    (r"scheduler/files/(?!accounts)([^/]+\.sh)", "/etc/slurm", "755", SLURM_ROLES),
+    (r"scheduler/files/([^/]+\.conf|[^./]+)", "/etc/slurm", "644", SLURM_ROLES),
+    (r"scheduler/files/GROUP/(.+\.sh)", "/etc/slurm", "755", frozenset()),
+    (r"backup/files/(.+\.sh)", "/usr/local/sbin", "755", frozenset({"controller", "database"})),
+    (r"backup/files/(.+\.(?:service|timer))", _UNITS, "644", frozenset({"controller", "database"})),
+    (r"storage/files/(client-.+\.conf)", "/etc/beegfs", "644", frozenset()),
+    (r"fabric/files/GROUP/(ucx\.conf)", "/etc/ucx", "644", frozenset()),
+    (r"fabric/files/GROUP/(roce-.+\.sh)", "/usr/local/sbin", "755", frozenset()),
+    (r"fabric/files/HOST/(.+\.network)", "/etc/systemd/network", "644", frozenset()),
+    (r"fabric/files/HOST/(.+\.conf)", "/etc/opensm", "644", frozenset()),
+    (r"monitoring/files/(grafana/.+)", "/etc", "644", frozenset({"monitoring"})),
+    (r"monitoring/files/(?!grafana/)(.+)", "/etc/prometheus", "644", frozenset({"monitoring"})),
+)
+"""File of a role, its folder and mode on the hosts, and the roles of these; all hosts when empty. `GROUP` and `HOST`
+are the names of a host's group and of itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveredFile:
+    """A file on a host."""
+
+    path: str
+    text: str | bytes | None
+    """None for a secret that this project has not: then owner and mode alone are compared."""
+    mode: str = "644"
+    owner: str = "root:root"
+
+    def difference(self, found: str) -> tuple[str, str]:
+        """What differs in `SHA256 MODE OWNER` of the file on a host, and what is expected there; empty if nothing.
+
+        >>> DeliveredFile("/etc/munge/munge.key", None, "400", "munge:munge").difference("ab 777 munge:munge")
+        ('mode 777', 'mode 400')
+        """
+        if not found:
+            return "missing", f"mode {self.mode}, {self.owner}"
+        sha256 = None if self.text is None else _sha256(self.text)
+        pairs = zip(("sha256", "mode", "owner"), found.split(), (sha256, self.mode, self.owner), strict=True)
+        wrong = [
+            (f"{key} {is_[:12]}", f"{key} {wanted[:12]}") for key, is_, wanted in pairs if wanted not in (is_, None)
+        ]
+        return ", ".join(one for one, _ in wrong), ", ".join(other for _, other in wrong)
+
+
+def exporter_options(roles: Collection[str]) -> str:
+    """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
+
+    The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
+    """
+    collected = [
+        *(["runs", "queue"] if "controller" in roles else []),
+        *(["gpus", "health"] if "compute" in roles else []),
+    ]
+    slurm = " --cluster slurm" if "controller" in roles else ""
+    return f"--collect {','.join(collected)}{slurm}" if collected else ""
+
+
+def exporters(stack: Stack) -> dict[str, str]:
+    """Options of the exporter of Trainworks on each host that runs one.
+
+    Of several controllers, the first reports the queue and its runs: a second one would count them twice.
+    """
+    first = next(iter(stack.hosts("controller")))
+    hosts = [(name, set(group.roles)) for group in stack.nodes for name in group.names]
+    found = {name: exporter_options(roles - ({"controller"} if name != first else set())) for name, roles in hosts}
+    return {name: options for name, options in found.items() if options}
+
+
+def delivered_files(
+    stack: Stack, files: Mapping[str, str], secrets: Mapping[str, bytes]
+) -> dict[str, dict[str, DeliveredFile]]:
+    """Files of each host by path, from the text of the project's files and of those below its `secrets`."""
+    found: dict[str, dict[str, DeliveredFile]] = {}
+    for name, group in stack.group_names.items():
+        for host in group.names:
+            every = [
+                *_copied(files, name, host, frozenset(group.roles)),
+                *_secret(stack, files, secrets, host, frozenset(group.roles)),
+                *_derived(stack, files, name, host),
+            ]
+            found[host] = {each.path: each for each in every}
+    return found
+
+
+def _copied(files: Mapping[str, str], group: str, host: str, roles: frozenset[str]) -> Iterator[DeliveredFile]:
+    for pattern, folder, mode, of in _RULES:
+        own = pattern.replace("HOST", re.escape(host)).replace("GROUP", re.escape(group))
+        for name, text in files.items() if not of or of & roles else ():
+            if found := re.fullmatch(f"roles/{own}", name):
+                yield DeliveredFile(f"{folder}/{found[1]}", text, mode)
+
+
+def _secret(
+    stack: Stack, files: Mapping[str, str], secrets: Mapping[str, bytes], host: str, roles: frozenset[str]
+) -> Iterator[DeliveredFile]:
+    drawn = {name: secret.strip() for name, secret in secrets.items()}
+    if roles & SLURM_ROLES:
+        yield DeliveredFile("/etc/munge/munge.key", drawn.get("munge.key"), "400", "munge:munge")
+    if "database" in roles and (template := files.get("roles/scheduler/templates/slurmdbd.conf.j2")):
+        password = drawn.get("slurm_database", b"").decode()
+        text = template.replace("{{ slurm_database_password }}", password) if password else None
+        yield DeliveredFile("/etc/slurm/slurmdbd.conf", text, "600", "slurm:slurm")
+    for key in file_systems.secret_files(stack):
+        yield DeliveredFile(key["path"], secrets.get(key["secret"]), "600")
+    token = drawn["exporter_token"] + b"\n" if "exporter_token" in drawn else None
+    if stack.monitoring is not None and host in exporters(stack):
+        yield DeliveredFile("/etc/trainworks/exporter.token", token, "600", "trainworks-exporter:root")
+    if stack.monitoring is not None and "monitoring" in roles:
+        yield DeliveredFile("/etc/prometheus/exporter.token", token, "640", "root:prometheus")
+
+
+def _derived(stack: Stack, files: Mapping[str, str], name: str, host: str) -> Iterator[DeliveredFile]:
+    """Files whose hosts, path or text follow from more than the roles and the group of that name."""
+    group = stack.group_names[name]
+    roles, gpu = frozenset(group.roles), gpu_of(stack, group)
+    if exports := files.get(f"roles/storage/files/{host}/exports"):
+        yield DeliveredFile(f"/etc/exports.d/{stack.name}.exports", exports)
+    if rails := files.get(f"roles/fabric/files/{name}/nccl.conf"):
+        yield DeliveredFile(nccl_settings(gpu), rails)
+        places = (("openmpi-mca-params.conf", "/etc/openmpi"), ("roce-host.service", _UNITS))
+        every = ((folder, file, files.get(f"roles/fabric/files/{file}")) for file, folder in places)
+        yield from (DeliveredFile(f"{folder}/{file}", text) for folder, file, text in every if text)
+    for unit in file_systems.mount_units(stack):
+        if unit.facts["group"] in roles | {"all"} and unit.facts["server"] != host:
+            yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.name}"])
+    rack = racks.rack_of_nodes(stack).get(host)
+    if rack is not None and gpu is not None:
+        yield DeliveredFile("/etc/nvidia-imex/nodes_config.cfg", files[f"roles/gpu/files/imex/{rack}.cfg"])
+    if stack.monitoring is not None and (options := exporters(stack).get(host)):
+        yield _exporter_unit(stack, files, host, options)
+
+
+def _exporter_unit(stack: Stack, files: Mapping[str, str], host: str, options: str) -> DeliveredFile:
+    from jinja2 import Template  # noqa: PLC0415, 20 ms that `deploy check` saves
+
+    assert stack.monitoring is not None
+    template = files["roles/monitoring/templates/trainworks-exporter.service.j2"]
+    applied = _hosts_of(stack)[host]
+    listen = str(ListenAddress(applied.address, EXPORTER_PORTS["trainworks"]))
+    text = Template(template, trim_blocks=True, keep_trailing_newline=True).render(
+        trainworks=stack.monitoring.trainworks,
+        exporters={host: {"listen": listen, "options": options}},
+        inventory_hostname=host,
+        group_names=applied.roles.split(),
+    )
+    return DeliveredFile(f"{_UNITS}/trainworks-exporter.service", text)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedHost:
+    """A host that an apply ended well on."""
+
+    address: str
+    roles: str
+    stack: str
+    """SHA-256 of the stack without its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedHosts:
+    """Hosts of a project that an apply ended well on, by name: `applied.json`."""
+
+    hosts: Mapping[str, AppliedHost]
+
+    @classmethod
+    def read(cls, project: Path) -> AppliedHosts:
+        """The record in a project; empty before the first apply."""
+        path = project / "applied.json"
+        record = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return cls({name: AppliedHost(**each) for name, each in record.items()})
+
+    def write(self, project: Path, stack: Stack, *, new: Collection[str] = (), gone: Collection[str] = ()) -> None:
+        """Record hosts that got a stack, and forget others."""
+        hosts = {**self.hosts, **{name: each for name, each in _hosts_of(stack).items() if name in new}}
+        record = {name: asdict(each) for name, each in sorted(hosts.items()) if name not in gone}
+        write_atomic(project / "applied.json", json.dumps(record, indent=2) + "\n")
+
+    def check_change(self, stack: Stack, step: str, asked: Collection[str]) -> None:
+        """Refuse to add, remove or replace nodes where the stack does not say just that beside this record.
+
+        Raises:
+            UsageError: as said, or nothing was applied yet, or a host has other roles.
+        """
+        wanted, applied, same = _hosts_of(stack), self.hosts, set(asked)
+        if not applied:
+            raise UsageError("this project was not applied yet", hint="run `trainworks deploy apply` first")
+        added, removed = wanted.keys() - applied.keys(), applied.keys() - wanted.keys()
+        expected = {"add": (same, set()), "remove": (set(), same), "replace": (set(), set())}[step]
+        if not asked or (added, removed) != expected or (step == "replace" and same - wanted.keys()):
+            changes = [f"adds {', '.join(sorted(added))}"] * bool(added)
+            changes += [f"removes {', '.join(sorted(removed))}"] * bool(removed)
+            said = " and ".join(changes) or "has the nodes of the last apply"
+            message = f"`{step} {' '.join(asked)}` is not what the stack file says: it {said}"
+            raise UsageError(message, hint="change `nodes` of the stack file to that, and no other host")
+        if servers := [name for name in asked if {**wanted, **applied}[name].roles != "compute"]:
+            message = f"{', '.join(servers)} has other roles than `compute`, and the cluster needs its servers"
+            raise UsageError(message, hint="change servers with `trainworks deploy apply`")
+        if any(applied[name].stack != wanted[name].stack for name in wanted.keys() & applied.keys()):
+            message = "some hosts do not have what the stack says beside its nodes"
+            raise UsageError(message, hint="apply the stack with the nodes of before, then change them")
+
+
+def _hosts_of(stack: Stack) -> dict[str, AppliedHost]:
+    sha256 = _sha256(stack.model_dump_json(exclude={"nodes"}))
+    return {
+        name: AppliedHost(address, " ".join(group.roles), sha256)
+        for group in stack.nodes
+        for name, address in group.addresses.items()
+    }
+
+
+def _sha256(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()

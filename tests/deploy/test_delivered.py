@@ -1,0 +1,158 @@
+"""Files that the roles deliver, against the list that `verify` compares; and nodes that come and go."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainworks.api.deploying import render_stack
+from trainworks.config.stack import Stack, load_stack
+from trainworks.deploy.delivered import AppliedHosts, DeliveredFile, delivered_files
+from trainworks.errors import UsageError
+
+STACKS = ["examples/cluster-demo/stack.yaml", *sorted(map(str, Path("examples/cluster").glob("stack*.yaml")))]
+SECRETS = dict.fromkeys(("munge.key", "slurm_database", "exporter_token"), b"drawn\n")
+WRITTEN_ON_THE_NODE = {
+    "/etc/security/limits.d/90-rdma.conf",
+    "{{ database_settings }}",
+    "/etc/apt/preferences.d/slurm",
+    "/etc/apt/preferences.d/nvidia-driver",
+    "/etc/udev/rules.d/70-amdgpu.rules",
+    "/etc/default/{{ item.name }}",
+    "{{ item.dest }}",
+    "{{ item.item.at }}/{{ item.item.name }}/requirements.lock",
+    "{{ homes.at }}/{{ item.name }}/.ssh/authorized_keys",
+}
+"""Texts of a task itself, of a user, or of a node: `diff` alone names their drift."""
+
+
+def tasks() -> list[dict[str, str]]:
+    """Arguments of every task that copies a file, or fills in a template."""
+    found: list[dict[str, str]] = []
+
+    def walk(node: object) -> None:
+        if isinstance(node, list):
+            for each in node:
+                walk(each)
+        elif isinstance(node, dict):
+            found.extend(node[name] for name in ("ansible.builtin.copy", "ansible.builtin.template") if name in node)
+            walk([value for value in node.values() if isinstance(value, list)])
+
+    for path in Path("src/trainworks/deploy/ansible/roles").glob("*/tasks/*.yaml"):
+        walk(yaml.safe_load(path.read_text()))
+    return [task for task in found if task["dest"] not in WRITTEN_ON_THE_NODE]
+
+
+def fits(task: dict[str, str], file: DeliveredFile) -> bool:
+    """Whether a task delivers a file, with this mode and owner."""
+    names = {"{{ exports_file }}": "/etc/exports.d/.+", "{{ item.path }}": "/etc/(ceph|beegfs)/.+(secret|auth)"}
+    pattern = names.get(task["dest"]) or re.sub(r"\\\{\\\{.*?\\\}\\\}", ".+", re.escape(task["dest"]))
+    if not re.fullmatch(pattern, file.path):
+        return False
+    mode = task["mode"].lstrip("0")
+    if "ternary" in mode:
+        mode = "755" if file.path.endswith(".sh") else "644"
+    owner = f"{task.get('owner', 'root')}:{task.get('group', 'root')}"
+    return (mode, owner) == (file.mode, file.owner)
+
+
+def delivered(path: str) -> dict[str, dict[str, DeliveredFile]]:
+    return delivered_files(load_stack(Path(path))[0], render_stack(path), SECRETS)
+
+
+@pytest.fixture
+def rare(tmp_path: Path) -> list[str]:
+    """Stacks with what the examples have not: OpenSM, CephFS, BeeGFS, Grafana, and racks that are one NVLink domain."""
+    text = Path("examples/cluster/stack.yaml").read_text()
+    text = text.replace(
+        "mounts:",
+        "mounts:\n  - {kind: beegfs, at: /work, server: store1}\n"
+        "  - {kind: cephfs, at: /c, monitors: [store1], file_system: f, client: c}",
+    )
+    text = text.replace('hook"}', 'hook", grafana: true}')
+    (tmp_path / "a.yaml").write_text(
+        text + "fabric: {link: infiniband, subnet_managers: [login1], devices: [mlx5_0]}\n"
+    )
+    racks = text.replace("gpu[01-04]", "gpu[01-18]").replace("DGX H100", "GB200 NVL72 tray")
+    (tmp_path / "b.yaml").write_text(
+        racks.replace(
+            "tray}", "tray, hardware: {sockets: 2, cores_per_socket: 72, threads_per_core: 1, memory: 960 GiB}}"
+        )
+    )
+    return [str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")]
+
+
+def test_every_file_has_a_task_with_its_mode_and_owner_and_every_task_a_file(rare: list[str]) -> None:
+    files = {each for path in [*STACKS, *rare] for host in delivered(path).values() for each in host.values()}
+    every = tasks()
+    assert [each.path for each in files if not any(fits(task, each) for task in every)] == []
+    assert [task["dest"] for task in every if not any(fits(task, each) for each in files)] == []
+
+
+def test_files_go_to_the_hosts_of_their_roles() -> None:
+    found = delivered("examples/cluster/stack.yaml")
+    hosts = {path: [host for host in found if path in found[host]] for each in found.values() for path in each}
+    nodes = [f"gpu0{number}" for number in range(1, 5)]
+    assert hosts["/etc/slurm/slurm.conf"] == ["login1", *nodes] == hosts["/etc/munge/munge.key"]
+    assert hosts["/etc/slurm/slurmdbd.conf"] == ["login1"] == hosts["/etc/prometheus/prometheus.yml"]
+    assert hosts["/etc/exports.d/hall-a.exports"] == ["store1"]
+    assert hosts["/etc/systemd/system/shared.mount"] == ["login1", *nodes]
+    assert "/etc/slurm/accounts.sh" not in hosts
+
+
+def test_secrets_are_compared_as_the_roles_write_them_and_their_mode_without_them() -> None:
+    stack, files = load_stack(Path(STACKS[0]))[0], render_stack(STACKS[0])
+    host = delivered_files(stack, files, SECRETS)["login1"]
+    assert host["/etc/munge/munge.key"].text == b"drawn"
+    assert host["/etc/trainworks/exporter.token"].text == b"drawn\n"
+    assert "StoragePass=drawn\n" in str(host["/etc/slurm/slurmdbd.conf"].text)
+    unknown = delivered_files(stack, files, {})["login1"]["/etc/slurm/slurmdbd.conf"]
+    assert unknown.difference("ab 600 slurm:slurm") == ("", "")
+    assert unknown.difference("ab 644 slurm:slurm") == ("mode 644", "mode 600")
+
+
+def changed(hosts: str, more: str = "") -> Stack:
+    text = Path("examples/cluster/stack.yaml").read_text().replace("gpu[01-04]", hosts)
+    return Stack.model_validate(yaml.safe_load(text + more))
+
+
+@pytest.fixture
+def applied(tmp_path: Path) -> AppliedHosts:
+    """The record of an apply of the example."""
+    stack = changed("gpu[01-04]")
+    AppliedHosts({}).write(tmp_path, stack, new=[name for group in stack.nodes for name in group.names])
+    return AppliedHosts.read(tmp_path)
+
+
+def test_a_change_of_nodes_that_the_stack_says_is_accepted(applied: AppliedHosts) -> None:
+    applied.check_change(changed("gpu[01-05]"), "add", ["gpu05"])
+    applied.check_change(changed("gpu[01-03]"), "remove", ["gpu04"])
+    applied.check_change(changed("gpu[01-04]"), "replace", ["gpu02"])
+
+
+@pytest.mark.parametrize(
+    ("stack", "step", "names", "message"),
+    [
+        (changed("gpu[01-04]"), "add", ["gpu05"], "it has the nodes of the last apply"),
+        (changed("gpu[01-06]"), "add", ["gpu05"], "it adds gpu05, gpu06"),
+        (changed("gpu[01-05]"), "remove", ["gpu04"], "it adds gpu05"),
+        (changed("gpu[02-05]"), "remove", ["gpu01"], "it adds gpu05 and removes gpu01"),
+        (changed("gpu[01-04]"), "replace", ["gpu09"], "it has the nodes of the last apply"),
+        (changed("gpu[01-04]"), "replace", [], "it has the nodes"),
+        (changed("gpu[01-04]"), "replace", ["login1"], "login1 has other roles than `compute`"),
+        (changed("gpu[01-05]", "admin: operator\n"), "add", ["gpu05"], "beside its nodes"),
+    ],
+)
+def test_another_change_is_refused(
+    applied: AppliedHosts, stack: Stack, step: str, names: list[str], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        applied.check_change(stack, step, names)
+
+
+def test_before_the_first_apply_nothing_can_be_changed(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not applied yet"):
+        AppliedHosts.read(tmp_path).check_change(changed("gpu[01-05]"), "add", ["gpu05"])
