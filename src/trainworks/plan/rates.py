@@ -28,9 +28,11 @@ _LAUNCH_SHARE = 0.75
 Set to: runs of small models on one H100 (benchmarks/RESULTS.md)."""
 _ONE_DOMAIN = 1 << 30
 """More ranks than any calibration has: what it measured holds for all groups of ranks alike."""
-_LATENCY_S = 65e-6
-"""Latency of a small collective between two domains, per doubling of their number. Set to: all-reduces of 16 A100 and
-H100 over EFA (benchmarks/data/collectives.csv)."""
+_LATENCY_S = {"InfiniBand": 40e-6, "RoCE": 45e-6, "EFA": 65e-6}
+"""Latency of a small collective between two domains, per doubling of their number, by kind of network. Assumed, but for
+EFA's, which all-reduces of 16 A100 and H100 show (benchmarks/data/collectives.csv)."""
+_OTHER_LATENCY_S = 60e-6
+"""The same of Omni-Path and of other networks. Assumed."""
 _START_S = 35e-6
 """Latency of a small collective inside a domain: the start of a ring. Set to: all-reduces of 2 to 8 A100 and
 V100 in one node (benchmarks/data/collectives.csv)."""
@@ -200,7 +202,7 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         start_s=_START_S,
         hop_s=_HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share * cluster.spread_share,
-        scale_out_latency_s=_LATENCY_S,
+        scale_out_latency_s=_LATENCY_S.get(cluster.network, _OTHER_LATENCY_S),
         in_network=cluster.in_network_reduction,
         pipelining=coefficients.pipelining,
         pipelining_inside=coefficients.pipelining_inside,
