@@ -52,7 +52,9 @@ PARAMETERS = {
     "amd_share": Parameter(0.5, 0.85, 1.0, 0.15),
     "narrow_share": Parameter(0.5, 0.9, 1.0, 0.2),
     "joules_per_flop": Parameter(0.5e-12, 1e-12, 2e-12, 0.3),
+    "narrow_energy": Parameter(0.5, 1.0, 2.0, 0.3),
     "depth_half": Parameter(30, 200, 1200, 0.7),
+    "wave_loss": Parameter(0.1, 0.5, 1.0, 0.5),
     "attention_share": Parameter(0.7, 0.92, 1.1, 0.1),
     "memory_share": Parameter(0.5, 0.85, 0.95, 0.15),
     "unfused_bytes": Parameter(1.0, 1.7, 3.0, 0.2),
@@ -60,6 +62,7 @@ PARAMETERS = {
     "selective_share": Parameter(0.1, 0.25, 0.6, 0.3),
     "projections_share": Parameter(0.3, 0.6, 0.9, 0.2),
     "launch_s": Parameter(5e-6, 2e-5, 6e-5, 0.4),
+    "gap_s": Parameter(5e-7, 2e-6, 1e-5, 0.5),
     "step_s": Parameter(5e-4, 1e-2, 5e-2, 1.0),
     "scale_up_share": Parameter(0.5, 0.82, 1.0, 0.02),  # all-reduces were timed inside a node
     "scale_out_share": Parameter(0.4, 0.8, 1.0, 0.03),  # and between nodes

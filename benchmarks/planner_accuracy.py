@@ -12,14 +12,16 @@ import argparse
 import ast
 import csv
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+from fit_planner import EXPERTS, PARAMETERS
 from published import COLLECTIVES, LEFT_OUT, MEMORY, STEP_TIMES, predict
 
 from trainworks.measure.measured_runs import MeasuredCollective
@@ -51,7 +53,7 @@ from trainworks.plan.rates import link_rates
 from trainworks.plan.score import Errors, errors_of, macro_average
 from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredCurve
 
-__all__ = ["Goal", "goals", "main", "page"]
+__all__ = ["CHOICES", "Goal", "Number", "goals", "main", "numbers", "numbers_of", "page"]
 
 _HEAD = """
 <!-- Written by `python benchmarks/planner_accuracy.py --write`. Do not edit. -->
@@ -98,8 +100,21 @@ _COEFFICIENTS = """
 
 `python benchmarks/fit_planner.py` fits those of step time: least squares of the logarithm of the step time with a
 robust loss, every source with the same weight, bounds that physics sets, and a pull towards the round figures that one
-would expect.
+would expect. All other numbers of the planner that are magnitudes follow, by module. Where `from` says `source`, the
+meaning names what was published; `count` is what a kernel reads and writes, or the like; `set` was chosen by hand for
+the measurements that are named; `assumed` has no source that we know of.
 """
+_COMPUTING = """
+AS_EXPECTED AS_PREDICTED _CHUNK COEFFICIENTS _CONDITIONAL _CURVE_ROUNDS _FASTEST _ITERATIONS _LARGEST_IMAGE_BATCH
+LARGEST_INTERLEAVE _LARGEST_MICRO_BATCH LARGEST_WORLD _LAYOUTS_OF_A_FAMILY _LEAST _LOG_INTERVAL_S LONGEST _MANY
+_MAX_BUCKET_MIB MAX_LAYOUTS _MAX_LOG_STEPS MESSAGE_BYTES _NEEDS _NODES _NOTHING _ONE_DOMAIN _PHI _PRECISION PRESENT
+_PROBE_BYTES _SAVING_OPTIONS _SLOT_LANES _SMALL_BYTES _STEP _TABLE_LENGTH _UNFUSED Z80
+"""
+CHOICES = frozenset(_COMPUTING.split())
+"""Constants that say how to compute or what to show, and nothing of machines and programs."""
+_ORIGINS = {"Source": "source", "Count": "count", "Set to": "set", "Assumed": "assumed"}
+"""First words of an origin in a docstring."""
+_LONGEST_VALUE = 48
 
 _HALF = """
 ## Collectives
@@ -113,6 +128,17 @@ _FIGURES = ("mape", "p90", "bias", "coverage")
 PAGE = Path(__file__).parent.parent / "docs" / "reference" / "accuracy.md"
 CALCULON_POINTS = tuple(f"korthikanti22_t5-{number:03}" for number in range(1, 9))
 """What Calculon ships as its validation, and was fitted to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number of the planner, and where it is from."""
+
+    name: str
+    value: str
+    meaning: str
+    origin: str
+    """`fitted`, `source`, `count`, `set` or `assumed`; empty if its docstring does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,16 +441,55 @@ def _collective_rows(score: CollectiveScore, learned: Mapping[str, Errors | None
     yield _row("**macro average**, groups of several sizes", several, [macro_average(learned.values())])
 
 
+def numbers() -> list[Number]:
+    """The coefficients, and the constants of the planner's modules that are magnitudes."""
+    plan = Path(coefficients.__file__).parent
+    body = ast.parse(inspect.getsource(coefficients)).body
+    shared = next(node for node in body if isinstance(node, ast.ClassDef)).body
+    found = [
+        Number(
+            name, f"{getattr(COEFFICIENTS, name):.4g}", meaning, "fitted" if name in PARAMETERS | EXPERTS else origin
+        )
+        for name, _, meaning, origin in _assigned(shared)
+    ]
+    paths = [*plan.glob("*.py"), *plan.glob("run/*.py"), plan / "network" / "traffic.py"]
+    for path in sorted([*paths, *plan.glob("cluster/[hl]*.py")]):
+        module = path.relative_to(plan).with_suffix("").as_posix().replace("/", ".")
+        found += [replace(each, name=f"{module}.{each.name}") for each in numbers_of(path.read_text(encoding="utf-8"))]
+    return found
+
+
+def numbers_of(source: str) -> Iterator[Number]:
+    """The constants of a module that are magnitudes."""
+    for name, value, meaning, origin in _assigned(ast.parse(source).body):
+        first = name.partition(",")[0]
+        if first.isupper() and first not in CHOICES and _has_number(value):
+            text = ast.unparse(value)
+            yield Number(name, text if len(text) <= _LONGEST_VALUE else "several", meaning, origin)
+
+
+def _assigned(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.expr, str, str]]:
+    """Names, value, docstring and origin of every assignment."""
+    for statement, following in pairwise([*body, ast.Pass()]):
+        if not isinstance(statement, ast.Assign | ast.AnnAssign) or statement.value is None:
+            continue
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+        documented = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        meaning = " ".join(str(ast.literal_eval(following.value)).split()) if documented else ""
+        said = re.search(rf"\b({'|'.join(_ORIGINS)})[:.,]", meaning)
+        yield ast.unparse(target).strip("()"), statement.value, meaning, _ORIGINS[said[1]] if said else ""
+
+
+def _has_number(value: ast.expr) -> bool:
+    constants = (node.value for node in ast.walk(value) if isinstance(node, ast.Constant))
+    return any(isinstance(each, int | float) and not isinstance(each, bool) for each in constants)
+
+
 def _coefficient_rows() -> Iterator[str]:
-    yield "| coefficient | value | meaning |"
-    yield "|---|---|---|"
-    tree = ast.parse(inspect.getsource(coefficients))
-    body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
-    for statement, following in pairwise(body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            text = ast.literal_eval(following.value) if isinstance(following, ast.Expr) else ""
-            meaning = " ".join(str(text).split())
-            yield f"| `{statement.target.id}` | {getattr(COEFFICIENTS, statement.target.id):.4g} | {meaning} |"
+    yield "| number | value | from | meaning |"
+    yield "|---|---|---|---|"
+    for each in numbers():
+        yield f"| `{each.name}` | {each.value} | {each.origin} | {each.meaning} |"
 
 
 def _percent(share: float) -> str:

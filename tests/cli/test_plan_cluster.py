@@ -303,6 +303,25 @@ def test_an_option_that_makes_no_sense_is_blamed_itself(tmp_path: Path, options:
     assert places or "on" not in options
 
 
+@pytest.mark.parametrize(
+    ("program", "explain", "message"),
+    [
+        ("Megatron-LM 2021", "recompute=selective", "recompute (selective) is later than Megatron-LM 2021"),
+        ("Megatron-LM 2021", "sequence_parallel=true", "sequence_parallel (true) does not work with Megatron-LM 2021"),
+        ("Megatron-LM 2021", "zero=1", "zero (1) does not work with Megatron-LM 2021"),
+        (
+            "Megatron-DeepSpeed",
+            "interleave=2,pp=2",
+            "interleave (2) does not work with Megatron-DeepSpeed in a pipeline",
+        ),
+        ("Megatron-DeepSpeed", "zero=2,pp=2", "zero (2) does not work with Megatron-DeepSpeed in a pipeline"),
+    ],
+)
+def test_what_a_program_does_not_have_is_refused(tmp_path: Path, program: str, explain: str, message: str) -> None:
+    text = refusal(tmp_path, f"{RUN}software: {program}\n", explain=explain)
+    assert text.startswith(f"error: {message}\n")
+
+
 def test_a_batch_that_no_mesh_divides_is_refused_with_its_reason() -> None:
     with pytest.raises(UsageError, match=r"dp \(32\) does not divide 33 sequences") as refused:
         planned(RUN.replace("global_batch: 128", "global_batch: 33"), tp=1, pp=1, cp=1)

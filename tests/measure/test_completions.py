@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.jobs import job
+from tests.plan.jobs import UNFUSED, job, known
 from trainworks.measure.completions import best_completion, completions, lacking_bytes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
+from trainworks.plan.parameters import resized
 from trainworks.plan.search import limit_bytes
+from trainworks.plan.software import Software
 from trainworks.plan.space import Fixed
 from trainworks.plan.step_time import TrainingJob
 
-LLAMA = job()
+LLAMA = job(software=UNFUSED)
+"""Of 32 blocks, with the scores of attention to compute again."""
 OPEN = {"dp": 4, "dp_shard": 4, "zero": 1, "tp": 2, "pp": 4, "cp": 1, "ep": 1, "sequence_parallel": 1}
 
 
-def filled(decided: Fixed = OPEN, global_batch: int = 64, **options: Any) -> Layouts:
-    return completions(decided, layers=32, global_batch=global_batch, **options)
+def filled(decided: Fixed = OPEN, global_batch: int = 64, of: TrainingJob = LLAMA) -> Layouts:
+    return completions(of, decided, global_batch=global_batch)
 
 
 def device_bytes(of: TrainingJob, layouts: Layouts) -> np.ndarray:
@@ -66,20 +67,35 @@ def test_micro_batches_divide_what_a_rank_gets(per_rank: int) -> None:
 
 @pytest.mark.parametrize(("pp", "layers"), [(1, 32), (4, 31)])
 def test_blocks_that_cannot_be_cut_stay_one_chunk(pp: int, layers: int) -> None:
-    layouts = completions(OPEN | {"pp": pp}, layers=layers, global_batch=64)
+    layouts = filled(OPEN | {"pp": pp}, of=job(resized(known("llama2-7b"), layers=layers)))
     assert (layouts.interleave == 1).all()
 
 
 def test_activations_are_offloaded_only_where_the_host_is_near() -> None:
     assert not filled().offload.any()
-    assert filled(can_offload=True).offload.any()
+    assert filled(of=job(cluster="32x GH200")).offload.any()
+
+
+@pytest.mark.parametrize(
+    ("program", "year", "chunks", "kinds"),
+    [
+        ("Megatron-LM", 2021, {1, 2, 4, 8}, {Recompute.NONE, Recompute.FULL}),
+        ("Megatron-LM", 2022, {1, 2, 4, 8}, set(Recompute)),
+        ("Megatron-DeepSpeed", 2022, {1}, {Recompute.NONE, Recompute.FULL}),
+    ],
+)
+def test_what_a_program_cannot_do_completes_no_row(
+    program: str, year: int, chunks: set[int], kinds: set[Recompute]
+) -> None:
+    layouts = filled(of=job(software=Software.of(program, year=year)))
+    assert (set(layouts.interleave), set(layouts.recompute)) == (chunks, kinds)
 
 
 @pytest.mark.parametrize("cluster", ["32x A100-SXM-80GB", "32x A100-SXM-40GB", "32x GH200"])
 def test_the_best_completion_is_the_fastest_that_fits(cluster: str) -> None:
     of = job("llama2-13b", cluster)
     chosen, times = best_completion(of, OPEN, global_batch=64)
-    everything = completions(OPEN, layers=40, global_batch=64, can_offload="GH" in cluster)
+    everything = filled(of=of)
     fitting = everything.take(device_bytes(of, everything) <= 1.25 * of.cluster.accelerator.memory_bytes)
     assert len(chosen) == 1
     assert times.total_s == pytest.approx(of.step_times(fitting).total_s.min(), rel=1e-12)
@@ -87,9 +103,9 @@ def test_the_best_completion_is_the_fastest_that_fits(cluster: str) -> None:
 
 @pytest.mark.parametrize("pp", [1, 2, 4])
 def test_where_nothing_fits_the_fastest_near_the_smallest_is_taken(pp: int) -> None:
-    of, known = job("llama3.1-405b"), OPEN | {"pp": pp}
-    _, times = best_completion(of, known, global_batch=64)
-    everything = completions(known, layers=126, global_batch=64)
+    of, decided = job("llama3.1-405b"), OPEN | {"pp": pp}
+    _, times = best_completion(of, decided, global_batch=64)
+    everything = filled(decided, of=of)
     used = device_bytes(of, everything)
     assert used.min() > 1.25 * of.cluster.accelerator.memory_bytes
     near = everything.take(used <= 1.25 * used.min())
@@ -97,9 +113,9 @@ def test_where_nothing_fits_the_fastest_near_the_smallest_is_taken(pp: int) -> N
 
 
 def test_a_layout_without_anything_open_is_taken_as_it_is() -> None:
-    known = OPEN | {"micro_batch": 8, "recompute": Recompute.NONE, "interleave": 1}
-    chosen, _ = best_completion(job("llama3.1-405b"), known, global_batch=64)
-    assert chosen.row(0) == filled(known).row(0)
+    decided = OPEN | {"micro_batch": 8, "recompute": Recompute.NONE, "interleave": 1}
+    chosen, _ = best_completion(job("llama3.1-405b"), decided, global_batch=64)
+    assert chosen.row(0) == filled(decided).row(0)
 
 
 def test_nothing_is_lacking_where_the_smallest_completion_fits() -> None:
@@ -108,5 +124,5 @@ def test_nothing_is_lacking_where_the_smallest_completion_fits() -> None:
 
 def test_what_the_smallest_completion_needs_above_the_limit_is_lacking() -> None:
     large = job("megatron-gpt-1t")
-    smallest = device_bytes(large, completions(OPEN, layers=large.shape.layers, global_batch=64)).min()
+    smallest = device_bytes(large, filled(of=large)).min()
     assert lacking_bytes(large, OPEN, global_batch=64) == pytest.approx(smallest - limit_bytes(large))

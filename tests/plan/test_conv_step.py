@@ -62,6 +62,11 @@ def test_more_replicas_are_faster() -> None:
     assert times == sorted(times, reverse=True)
 
 
+def test_gradients_of_weights_fill_the_processors_although_they_have_few_tiles() -> None:
+    times = RESNET.step_times(layouts(2048, dp=8, micro_batch=256))
+    assert times.backward_s < 3 * times.forward_s
+
+
 def test_one_accelerator_talks_to_nobody() -> None:
     assert RESNET.step_times(layouts(64)).dp_s == 0
     assert RESNET.step_times(layouts(64, dp=2)).dp_s > 0

@@ -19,7 +19,8 @@ from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.parameters import resized
 from trainworks.plan.search import SearchResult, fits, limit_bytes, pareto_front, preferred_s, search, search_layouts
-from trainworks.plan.space import Space
+from trainworks.plan.software import Software
+from trainworks.plan.space import Space, recomputations
 from trainworks.plan.step_time import TrainingJob
 from trainworks.record.model_shape import ModelShape
 
@@ -263,6 +264,28 @@ def test_what_is_decided_is_kept(fixed: dict[str, int]) -> None:
     found = searched(LLAMA, **fixed)
     assert found.fitting
     assert all((getattr(found.layouts, name) == value).all() for name, value in fixed.items())
+
+
+@pytest.mark.parametrize(
+    ("program", "year", "most"),
+    [
+        ("Megatron-LM", 2021, {"zero": 0, "sequence_parallel": 0}),
+        ("Megatron-LM", 2022, {"zero": 3, "sequence_parallel": 1, "interleave": 8}),
+        ("Megatron-DeepSpeed", 2026, {"zero": 1, "sequence_parallel": 0, "interleave": 1}),
+    ],
+)
+def test_a_program_is_planned_with_what_it_has(program: str, year: int, most: dict[str, int]) -> None:
+    of = job(software=Software.of(program, year=year))
+    layouts = Layouts.concatenate([*Space(of, 32, BATCH, {"tp": 2, "pp": 4}).layouts(lambda *_: None)])
+    assert {name: int(getattr(layouts, name).max()) for name in most} == most
+
+
+@pytest.mark.parametrize(
+    ("program", "year", "saves"),
+    [("Megatron-LM", 2026, False), ("torchtitan", 2025, True), ("MaxText", 2025, True), ("PyTorch FSDP", 2021, False)],
+)
+def test_selective_recomputation_is_searched_where_it_saves_memory(program: str, year: int, saves: bool) -> None:
+    assert (Recompute.SELECTIVE in recomputations(job(software=Software.of(program, year=year)))) is saves
 
 
 def test_a_decided_layout_is_priced_alone(result: SearchResult) -> None:

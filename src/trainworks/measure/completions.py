@@ -12,27 +12,30 @@ from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import chunk_counts
 from trainworks.plan.search import limit_bytes
-from trainworks.plan.space import Fixed
+from trainworks.plan.space import Fixed, recomputations
 from trainworks.plan.step_time import TrainingJob
 
 _MOST_CHUNKS = 8
 _CHIP_TO_CHIP_BYTES_PER_S = 2e11
+"""Offloading activations is common where the host is on such a link, and not on PCIe."""
 _PROGRAM_SAVINGS = 1.25
 """A published layout did fit: programs have ways to save memory that no table prints. Where all need
 more than that, those within this factor of the smallest are in question."""
 
 
-def completions(decided: Fixed, *, layers: int, global_batch: int, can_offload: bool = False) -> Layouts:
+def completions(job: TrainingJob, decided: Fixed, *, global_batch: int) -> Layouts:
     """All layouts that agree with what is decided: micro-batches of 1 to 8 that divide a rank's share, every
-    recomputation, and every number of chunks up to 8 that shares the blocks evenly.
+    recomputation that the program has, and every number of chunks up to 8 that shares the blocks evenly.
 
     `decided` has fields of `Layouts`, with `dp` and `pp` among them; those of the three above that it lacks are open.
-    With `can_offload` activations may be offloaded where neither that nor recomputation is decided.
+    Where neither offloading nor recomputation is decided, activations may be offloaded over a chip-to-chip link.
     """
     per_rank, pp = max(1, global_batch // decided["dp"]), decided["pp"]
     sizes = [size for size in range(1, 9) if per_rank % size == 0]
-    chunks = chunk_counts(layers, pp, _MOST_CHUNKS if pp > 1 else 1)
-    kinds = [(kind, decided.get("offload", 0)) for kind in _one_or(decided, "recompute", list(Recompute))]
+    most = min(_MOST_CHUNKS if pp > 1 else 1, job.software.limits(pp)["interleave"])
+    chunks = chunk_counts(job.shape.layers, pp, most)
+    kinds = [(kind, decided.get("offload", 0)) for kind in _one_or(decided, "recompute", recomputations(job))]
+    can_offload = job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S
     if can_offload and not {"recompute", "offload"} & decided.keys():
         kinds.append((Recompute.NONE, 1))
     filled = itertools.product(_one_or(decided, "micro_batch", sizes), kinds, _one_or(decided, "interleave", chunks))
@@ -57,20 +60,15 @@ def best_completion(
 
 def lacking_bytes(job: TrainingJob, decided: Fixed, *, global_batch: int) -> float:
     """Device memory that the smallest completion needs above what a plan may use of an accelerator; 0 where it fits."""
-    layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=_can_offload(job))
+    layouts = completions(job, decided, global_batch=global_batch)
     return max(0.0, float(job.memories(layouts).device_bytes().min()) - limit_bytes(job))
 
 
 def feasible_completions(job: TrainingJob, decided: Fixed, *, global_batch: int) -> Layouts:
     """The completions that fit the accelerator, or those near the smallest if none does."""
-    layouts = completions(decided, layers=job.shape.layers, global_batch=global_batch, can_offload=_can_offload(job))
+    layouts = completions(job, decided, global_batch=global_batch)
     if len(layouts) > 1:
         used = job.memories(layouts).device_bytes()
         possible = used <= _PROGRAM_SAVINGS * job.cluster.accelerator.memory_bytes
         layouts = layouts.take(possible if possible.any() else used <= _PROGRAM_SAVINGS * used.min())
     return layouts
-
-
-def _can_offload(job: TrainingJob) -> bool:
-    """Offloading activations is common where the host is on a chip-to-chip link, and not on PCIe."""
-    return job.cluster.accelerator.host_bytes_per_s >= _CHIP_TO_CHIP_BYTES_PER_S

@@ -224,7 +224,7 @@ def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Acce
         compiled=_compiled(row, words),
         attention=attention,
         fp8_recipe=_written(_RECIPES, text_of(row, "fp8_recipe") or text_of(row, "precision")),
-        gradient_bytes=2 if precision == "fp16" or "pure" in text_of(row, "precision").lower() else None,
+        gradient_bytes=2 if "pure" in text_of(row, "precision").lower() else None,
         selective=_selective(text_of(row, "recompute")),
     )
     changes = {key: value for said, each in _FACTS if said.search(words) for key, value in each.items()}

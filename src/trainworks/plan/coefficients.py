@@ -1,10 +1,12 @@
-"""Every fitted number of the step-time and memory model, with its meaning.
+"""The numbers of the step-time and memory model that formulas share, each with its meaning and its origin.
 
 Latencies of links are in `rates`, tile rates in `compute`, the prior of the uncertainty in `uncertainty`. What
 measurements of one kind of cluster teach beside them are its `Slowdowns`.
 
-`benchmarks/fit_planner.py` fits them to published step times, each source with the same weight, and prints the table
-of `docs/reference/accuracy.md`. Bounds of the fit are physical: a share is below one, a latency above zero.
+`benchmarks/fit_planner.py` fits them to published step times, each source with the same weight. Bounds of the fit are
+physical: a share is below one, a latency above zero. A number that is not fitted says where it is from, here and
+wherever the planner has one: `Source:` what was published, `Count:` what is counted, `Set to:` the measurements that
+it was chosen for, `Assumed:` none of these. `docs/reference/accuracy.md` has the table.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ class Coefficients:
     gemm_share: float = 0.931
     """Share of the fastest published product that a long training run sustains: clocks under load, cold caches."""
     default_peak_share: float = 0.78
-    """Fastest product as a share of the data sheet's peak, if no product is published."""
+    """Fastest product as a share of the data sheet's peak, if no product is published. Source: catalogue, the median of
+    B200, B300 and GB200."""
     amd_peak_share: float = 0.58
-    """The same for AMD's parts, whose published products reach 51 to 62 %."""
+    """The same for AMD's parts. Source: catalogue, the mean of MI300X, MI325X and MI355X, 51 to 62 %."""
     amd_share: float = 0.78
     """Share of that rate which AMD's parts sustain: their clocks fall further."""
     narrow_share: float = 0.902
@@ -34,16 +37,15 @@ class Coefficients:
     """Inner dimension at which a product runs at half its rate: filling and draining a tile."""
     wave_loss: float = 0.485
     """Part of the idle tiles of a last wave that is really lost; other kernels fill the rest."""
-    unaligned_share: float = 0.376
-    """Share of the matrix rate that remains if a dimension is not a multiple of 8 elements."""
     routed_share: float = 0.693
     """Share of the matrix rate that products of routed experts reach: groups of unequal size, launched one by one."""
     attention_share: float = 0.899
     """Share of a kernel's published rate that attention reaches in a long run."""
     memory_share: float = 0.762
     """Share of the memory bandwidth that element-wise kernels reach."""
-    backward_bytes: float = 1.62
-    """Bytes that element-wise backward moves over those of forward."""
+    backward_bytes: float = 1.5
+    """Bytes that element-wise backward moves over those of forward. Count: a norm or an activation reads and writes a
+    value in forward; in backward it reads the value and its gradient, and writes a gradient."""
     unfused_bytes: float = 1.95
     """Bytes that element-wise work of plain models moves in eager programs, over those of fused kernels."""
     eager_bytes: float = 4.71
@@ -57,8 +59,9 @@ class Coefficients:
     """Host time per kernel of a framework without captured graphs."""
     gap_s: float = 3.11e-06
     """Idle time between two dependent kernels although the host is ahead."""
-    optimizer_bytes: float = 45.2
-    """Moved per local parameter and step: unscale, norm, clip, Adam, copy back."""
+    optimizer_bytes: float = 46
+    """Moved per local parameter and step. Count, in fp32: 4 for the norm, 8 to clip, 16 that Adam reads and 12 that it
+    writes, 6 to copy a weight to 16 bits."""
     step_s: float = 0.00832
     """Host work of one step: data, logging, the scheduler."""
     scale_up_share: float = 0.819
@@ -68,9 +71,10 @@ class Coefficients:
     omni_path_share: float = 0.234
     """Share of Omni-Path's rate that collectives keep in addition: its messages pass through the host's memory."""
     pipelining: float = 0.723
-    """Cost of filling a pipelined collective, as a share of 2 sqrt(latency * transfer)."""
+    """Cost of filling a pipelined collective, as a share of 2 sqrt(latency * transfer). Set to: all-reduces of 16 A100
+    and H100 over EFA, and of 8 H100 whose switches add up (benchmarks/data/collectives.csv)."""
     pipelining_inside: float = 0.09
-    """The same in rings inside a domain."""
+    """The same in rings inside a domain. Set to: all-reduces of 2 to 8 A100 and V100 in one node, of the same table."""
     tp_hidden: float = 0.634
     """Part of tensor-parallel communication that software with overlap hides."""
     ep_hidden: float = 0.472
@@ -80,16 +84,20 @@ class Coefficients:
     old_gather_share: float = 0.216
     """Share of the links' rate that sharded weights reached in software without overlap."""
     host_link_share: float = 0.8
-    """Share of the host link's rate that offloading reaches."""
+    """Share of the host link's rate that offloading reaches. Source: 24.8 of 31.5 GB/s, nvbandwidth 0.8 on A100-SXM4
+    over PCIe 4.0 (forums.developer.nvidia.com, topic 352186)."""
     host_update_bytes_per_s: float = 2.6e10
-    """Rate of a node's memory when the host updates weights, 28 bytes per parameter of its ranks: geometric mean of
-    DeepSpeed on A100 (50 and 35 GB/s, deepspeedai/DeepSpeed 6834 and 7474) and A800 (10 GB/s, chenyaofo's gist)."""
+    """Rate of a node's memory when the host updates weights, 28 bytes per parameter of its ranks. Source: geometric
+    mean of DeepSpeed on A100 (50 and 35 GB/s, deepspeedai/DeepSpeed 6834 and 7474) and A800 (10 GB/s, chenyaofo's
+    gist)."""
     straggle: float = 0.0112
     """Time added per doubling of the number of nodes: the slowest rank of more."""
     fragmentation: float = 0.06
-    """Share of the reserved memory that the allocator cannot hand out."""
+    """Share of the reserved memory that the allocator cannot hand out. Set to: rows of reserved memory and of the
+    device's (benchmarks/data/memory.csv)."""
     context_bytes: float = 2.5e09
-    """Memory of the driver, its libraries and the collectives' buffers on each device."""
+    """Memory of the driver, its libraries and the collectives' buffers on each device. Set to: the device's memory in
+    the same table."""
 
 
 COEFFICIENTS = Coefficients()

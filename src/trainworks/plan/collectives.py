@@ -43,7 +43,8 @@ from trainworks.record.model_shape import ModelShape
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
 _IN_SWITCH_S = 17e-6
-"""Latency of a small collective inside a domain whose switches add up."""
+"""Latency of a small collective inside a domain whose switches add up. Set to: all-reduces of 8 H100
+(benchmarks/data/collectives.csv)."""
 
 
 @dataclass(frozen=True, slots=True)

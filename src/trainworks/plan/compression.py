@@ -23,11 +23,12 @@ from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.model_shape import ModelShape
 
 _FACTOR_BYTES = 4.0
+"""Per value of a factor. Count: fp32."""
 _LEAST_GAIN = 2
-"""torch's `min_compression_rate`: how many times smaller the factors have to be."""
+"""How many times smaller the factors have to be. Source: torch, the default of `min_compression_rate`."""
 _POWERSGD_PASSES = 11
-"""Passes over the gradients in fp32: the error is added (3) and a copy kept (2), two products read them (2), one writes
-them (1), and the new error is their difference (3). Source: torch, `powerSGD_hook`."""
+"""Passes over the gradients in fp32. Count: the error is added (3) and a copy kept (2), two products read them (2), one
+writes them (1), and the new error is their difference (3); torch, `powerSGD_hook`."""
 
 
 def sent_bytes(shape: ModelShape | ConvNetShape, layouts: Layouts, uncompressed: Array) -> Array:

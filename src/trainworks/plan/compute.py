@@ -7,12 +7,11 @@ A product [m, k] x [k, n] is cut into tiles that the multiprocessors work off in
 
     tiles  = batch * ceil(m / tm) * ceil(n / tn)
     waves  = tiles / P, of which the idle part of the last wave is lost by `wave_loss`
-    T      = waves * P * 2 tm tn (k + depth_half) / (rate * tile_rate), not below the time its bytes take
+    T      = waves * P * 2 tm tn (k + depth_half) / rate, not below the time its bytes take
              (fewer tiles than P are split along k, as far as 1024 remain of it)
 
-with the best of a few tile sizes. A kernel of the attention has the share of the peak that its published tables show
-(`trainworks catalog list kernels`). A table of FLOP/s r by sequence length T becomes two numbers, by least squares of
-the relative errors of
+A kernel of the attention has the share of the peak that its published tables show (`trainworks catalog list kernels`).
+A table of FLOP/s r by sequence length T becomes two numbers, by least squares of the relative errors of
 
     1 / r(T) = (1 + h / T) / R
 
@@ -41,25 +40,18 @@ from trainworks.config.software import Attention, Fp8Recipe
 from trainworks.errors import UsageError
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
-from trainworks.plan.layouts import Array, Values, divides
+from trainworks.plan.layouts import Array, Values
 
-_TILES = ((256, 128, 1.0), (128, 128, 0.95), (128, 64, 0.80), (64, 64, 0.60))
-"""Rows, columns, and the tile's rate relative to the largest: a small tile reads its inputs more often."""
+_TILE_ROWS, _TILE_COLUMNS = 256, 128
+"""Source: the most efficient tiles of cuBLAS; NVIDIA, Matrix Multiplication Background User's Guide, section 2.3."""
 _SHORTEST_SPLIT = 1024
-"""Inner dimension that a part of a product keeps, where few tiles are split along it to fill the processors."""
-_ALIGNMENT = 8
-"""Elements of 16 bits: matrix units load 16 bytes at once (NVIDIA, Matrix Multiplication Background User's Guide)."""
-_DEFAULT_MULTIPROCESSORS = 128
-
-
-_FP8_SHARES: dict[Fp8Recipe, float] = {"tensorwise": 1.0, "rowwise": 0.77, "blockwise": 0.92}
-"""Rate of 8-bit products with their casts, over that of one scale per tensor. By rows: 6,424 for 7,186 tokens/s of an
-8B model on 8 H100 (pytorch/torchtitan at 7a04053). By blocks: MXFP8 takes 6 % longer for Llama 3.1 405B on 256 GB200,
-the mean of five releases (NVIDIA-NeMo/Megatron-Bridge, performance summary)."""
+"""Inner dimension that a part of a product keeps, where few tiles are split along it to fill the processors, as in the
+gradient of a convolution's weights. Assumed."""
+_ROWWISE_SHARE = 0.77
+"""Rate of 8-bit products with scales by rows and their casts, over that of one scale per tensor. Source: 6,424 for
+7,186 tokens/s of an 8B model on 8 H100 (pytorch/torchtitan at 7a04053). With scales by blocks 134 published runs are as
+fast as with one per tensor."""
 _GENERATIONS = ("Hopper", "Blackwell", "CDNA")
-_NARROW = 20.0
-"""Heads narrower than those of every table reach d / (d + 20) of the rate: a pair of positions costs 4 d FLOPs and one
-exponential, which runs on a slower unit. 20 is what FlashAttention-2 shows between heads of 64 and 128 on H100."""
 
 
 class _Curve(NamedTuple):
@@ -148,14 +140,14 @@ def device_rates(
     if bits < 16:
         rate = sustained * peaks[wide] * (rate / sustained / peaks[wide]) ** coefficients.narrow_share  # type: ignore[index]
     rate = _limit_by_power(rate, accelerator, bits, coefficients)
-    rate *= _FP8_SHARES[fp8_recipe] if precision == "fp8" else 1.0
+    rate *= _ROWWISE_SHARE if precision == "fp8" and fp8_recipe == "rowwise" else 1.0
     peak = rate if precision in ("fp32", "tf32") else peaks[wide]  # type: ignore[index]
     return DeviceRates(
         product_flops_per_s=rate,
         attention_flops_per_s=peak * coefficients.attention_share,
         attention=kernel_rates(attention, accelerator.architecture or "", accelerator.name.partition(" at ")[0]),
         memory_bytes_per_s=accelerator.memory_bytes_per_s * coefficients.memory_share,
-        multiprocessors=accelerator.multiprocessors or _DEFAULT_MULTIPROCESSORS,
+        multiprocessors=accelerator.multiprocessors or 1,
         precision=precision,
         element_bytes=element_bytes(precision),
         coefficients=coefficients,
@@ -195,20 +187,14 @@ def product_s(m: Values, n: Values, k: Values, device: DeviceRates, batch: Value
     if device.measured_products:
         return _measured_product_s(2.0 * batch * m * n * k, device)
     coefficients = device.coefficients
-    aligned = divides(_ALIGNMENT, n) & divides(_ALIGNMENT, k)
-    processors = device.multiprocessors
-    longest = np.maximum(np.floor(k / _SHORTEST_SPLIT), 1.0)
-    best: Array = np.array(np.inf)
-    for rows, columns, tile_rate in _TILES:
-        tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-        splits = np.minimum(np.maximum(np.floor(processors / tiles), 1.0), longest)
-        waves = tiles * splits / processors
-        waves = waves + coefficients.wave_loss * (np.ceil(waves) - waves)
-        work = waves * (processors * 2.0 * rows * columns / tile_rate) * (k / splits + coefficients.depth_half)
-        best = np.minimum(best, work)
-    best = np.where(aligned, best, best / coefficients.unaligned_share)
+    tiles = batch * np.ceil(m / _TILE_ROWS) * np.ceil(n / _TILE_COLUMNS)
+    splits = np.minimum(np.maximum(np.floor(device.multiprocessors / tiles), 1.0), np.maximum(k // _SHORTEST_SPLIT, 1))
+    waves = tiles * splits / device.multiprocessors
+    waves = waves + coefficients.wave_loss * (np.ceil(waves) - waves)
+    depth = k / splits + coefficients.depth_half
+    flops = waves * device.multiprocessors * 2.0 * _TILE_ROWS * _TILE_COLUMNS * depth
     traffic_bytes = device.element_bytes * batch * (m * k + k * n + m * n)
-    seconds: Array = np.maximum(best / device.product_flops_per_s, traffic_bytes / device.memory_bytes_per_s)
+    seconds: Array = np.maximum(flops / device.product_flops_per_s, traffic_bytes / device.memory_bytes_per_s)
     return seconds
 
 
@@ -272,15 +258,13 @@ def attention_shares(
 ) -> tuple[float, float]:
     """Shares of the 16-bit peak forward and backward, of the pairs of tokens that the mask leaves.
 
-    Between two head sizes interpolated; heads wider than all tables have the rate of the widest.
+    Between two head sizes interpolated; heads beyond all tables have the rate of the nearest.
     """
     sizes = [rate.head_dim for rate in rates]
-    narrow = min(head_dim, sizes[0])
-    factor = narrow / (narrow + _NARROW) * (sizes[0] + _NARROW) / sizes[0]
 
     def share(directions: list[_Direction]) -> float:
         curves = [direction.causal if causal else direction.full for direction in directions]
-        return factor * float(np.interp(head_dim, sizes, [curve.at(length) for curve in curves]))
+        return float(np.interp(head_dim, sizes, [curve.at(length) for curve in curves]))
 
     return share([rate.forward for rate in rates]), share([rate.backward for rate in rates])
 

@@ -29,8 +29,10 @@ from trainworks.plan.shapes.conv_net import ConvNetShape, model_flops_per_image
 from trainworks.plan.software import Software
 
 _PASSES = 4.0
-"""Passes of a convolution's output through memory, forward: written, statistics, normalised and rectified, written."""
+"""Passes of a convolution's output through memory, forward. Count: written, statistics, normalised and rectified,
+written."""
 _KERNELS_PER_CONVOLUTION = 3
+"""Count: convolution, normalisation, rectification."""
 _WITHOUT = ("recompute_s", "head_s", "tp_s", "cp_s", "ep_s", "offload_s", "pp_s", "bubble_s")
 """Terms of a step that plain data parallelism does not have."""
 

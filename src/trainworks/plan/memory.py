@@ -36,7 +36,7 @@ from trainworks.record.model_shape import ModelShape
 _Position = Literal["first", "middle", "last"]
 _Mask = NDArray[np.bool_]
 _BLOCKS_IN_FLIGHT = 3
-"""Whose activations are on their way to or from the host."""
+"""Whose activations are on their way to or from the host. Assumed: one is computed, one waits, one travels."""
 
 
 @dataclass(frozen=True, slots=True)

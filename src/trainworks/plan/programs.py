@@ -30,15 +30,16 @@ from trainworks.plan.software import PRESENT, Software
 Programs = tuple[tuple[Software, float], ...]
 """Programs with their shares, which add up to 1."""
 _SMOOTH = 0.06
-"""Scale s of the logistic distribution of one program's time: programs that differ by less are one."""
+"""Scale s of the logistic distribution of one program's time: programs that differ by less are one. Assumed:
+as much as two programs differ on the same hardware (`uncertainty.SOFTWARE`)."""
 _PRECISION, _MOST_STEPS = 1e-12, 60
 """Last step of the search for a quantile, of natural logarithms, and most steps; 10 do within a factor of ten."""
 _LEAST = 0.04
 """Share below which a program is left out."""
 _COMPILED_SHARES = {False: 0.5, True: 0.1}
-"""Compiled share of the PyTorch programs since 2024, by whether they come eager."""
+"""Compiled share of the PyTorch programs since 2024, by whether they come eager. Set to: labels of step_times.csv."""
 _UNFUSED, _FIRST_FUSED = 2021, 2023
-"""Years that stand for attention in several kernels, and for the first fused one."""
+"""Years that stand for attention in several kernels, and for the first fused one (`software._FUSED_SINCE`)."""
 _NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
 _ALIKE = {"fp4": "fp8", "fp8": "fp8", "fp16": "fp16"}
 """Precisions that say most about a program; any other one is as bf16."""
@@ -53,7 +54,8 @@ _FAMILIES: dict[tuple[str, str], dict[Family, float]] = {
     ("bf16", "sharded"): {"torch": 0.75, "jax": 0.25},
     ("bf16", "replicated"): {"megatron": 0.5, "torch": 0.5},
 }
-"""Families by precision, and by whether tensor and pipeline parallelism split the model or ZeRO 3 shards it."""
+"""Families by precision, and by whether tensor and pipeline parallelism split the model or ZeRO 3 shards it.
+Set to: labels of step_times.csv, rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def programs(
     for name, of_family in ({framework: 1.0} if family_of(framework) else unnamed).items():
         known = year or year_of(name)
         for at, of_year in {known: 1.0}.items() if known else _years(shown).items():
-            of = {"year": at, "attention": attention, **more}
+            of = {"year": at, "attention": attention, "precision": shown.precision, **more}
             usual = Software.of(name, compiled=compiled, **of)
             is_open = compiled is None and usual.framework == "torch" and at > _FIRST_FUSED and not usual.fused_kernels
             share = _COMPILED_SHARES[shown.is_usually_eager] if is_open else 0.0

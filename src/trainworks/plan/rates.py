@@ -17,35 +17,40 @@ from trainworks.plan.software import Software
 from trainworks.record.calibration import Calibration
 
 _OFFLOADED_BYTES = 6.0
-"""Per parameter over the host's link: an fp32 gradient out, a 16-bit weight back."""
+"""Per parameter over the host's link. Count: an fp32 gradient out, a 16-bit weight back."""
 _HOST_ADAM_BYTES = 28.0
-"""Per parameter in the host's memory: gradient, weight and two moments read, the last three written, in fp32."""
+"""Per parameter in the host's memory. Count: gradient, weight and two moments read, the last three written, in fp32."""
 _UNFUSED_BYTES = 2.4
-"""Bytes that element-wise work moves on a CPU, where no two operations are fused, over fused kernels. Measured
-(docs/reference/local-accuracy.md)."""
+"""Bytes that element-wise work moves on a CPU, where no two operations are fused, over fused kernels. Set
+to: runs of the worker (docs/reference/local-accuracy.md)."""
 _LAUNCH_SHARE = 0.75
 """Host time per kernel of a model in eager mode, over that of one operation's forward and backward in a calibration.
-Fitted to runs of small models on one H100 (benchmarks/RESULTS.md)."""
+Set to: runs of small models on one H100 (benchmarks/RESULTS.md)."""
 _ONE_DOMAIN = 1 << 30
 """More ranks than any calibration has: what it measured holds for all groups of ranks alike."""
-_LATENCY_S = {"InfiniBand": 40e-6, "RoCE": 45e-6, "EFA": 65e-6, "Omni-Path": 60e-6}
-"""Latency of a small collective between two domains, per doubling of their number, by kind of network."""
+_LATENCY_S = {"InfiniBand": 40e-6, "RoCE": 45e-6, "EFA": 65e-6}
+"""Latency of a small collective between two domains, per doubling of their number, by kind of network. Assumed, but for
+EFA's, which all-reduces of 16 A100 and H100 show (benchmarks/data/collectives.csv)."""
+_OTHER_LATENCY_S = 60e-6
+"""The same of Omni-Path and of other networks. Assumed."""
 _START_S = 35e-6
-"""Latency of a small collective inside a domain: the start of a ring. It, `_HOP_S` and `pipelining_inside` are fitted
-to all-reduces of 2 to 8 A100 and V100 in one node (benchmarks/data/collectives.csv)."""
-_HOP_S, _FAST_HOP_S = 2.1e-6, 1.5e-6
-"""Per step of a ring, before and since NVLink 4."""
+"""Latency of a small collective inside a domain: the start of a ring. Set to: all-reduces of 2 to 8 A100 and
+V100 in one node (benchmarks/data/collectives.csv)."""
+_HOP_S = 2.1e-6
+"""Per step of a ring. Set to: the same all-reduces."""
 _IN_SWITCH_GAIN = 1.32
-"""Speed-up of an all-reduce whose switches add up: every byte crosses a device's link once, not twice."""
+"""Speed-up of an all-reduce whose switches add up: every byte crosses a device's link once, not twice. Set
+to: all-reduces of 8 H100 (benchmarks/data/collectives.csv)."""
 _MESHES = ("NVLink2", "Infinity Fabric", "xGMI")
 """Links that join pairs of devices: a group has only those among its members."""
 _ON_BOARDS_OF_FOUR = ("NVLink3", "NVLink4")
 """Links that do so on boards of four, which have no switch (NVIDIA, HGX A100 4-GPU and HGX H100 4-GPU)."""
 _CUBE_MESH = tuple(links / 6 for links in (6, 1, 2, 4, 2, 2, 4, 6))
-"""Links of six that rings of the first 1 to 8 V100 of a DGX-1 take in one direction. Rings are whole, and its hybrid
-cube mesh has one or two in most groups. Measured all-reduces reach 22 GB/s times these (vTrain, its trace of V100)."""
+"""Links of six that rings of the first 1 to 8 V100 of a DGX-1 take in one direction. Count: rings are whole, and its
+hybrid cube mesh has one or two in most groups. Measured all-reduces reach 22 GB/s times these (vTrain, its trace of
+V100)."""
 _DATA_S = 3e-5
-"""Handing over a batch that was read ahead."""
+"""Handing over a batch that was read ahead. Assumed: a lock and a few operations of Python."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +200,9 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         in_switch_gain=_IN_SWITCH_GAIN if cluster.scale_up_reduction else 1.0,
         shares=pair_shares(accelerator.scale_up, domain),
         start_s=_START_S,
-        hop_s=_FAST_HOP_S if cluster.scale_up_reduction else _HOP_S,
+        hop_s=_HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share * cluster.spread_share,
-        scale_out_latency_s=_LATENCY_S.get(cluster.network, 60e-6),
+        scale_out_latency_s=_LATENCY_S.get(cluster.network, _OTHER_LATENCY_S),
         in_network=cluster.in_network_reduction,
         pipelining=coefficients.pipelining,
         pipelining_inside=coefficients.pipelining_inside,

@@ -24,12 +24,12 @@ _CHUNK = 16384
 _LAYOUTS_OF_A_FAMILY = 64
 """Among so many times as many of the preferred layouts as families are wanted, that many are looked for first."""
 TIGHT_SHARE = 0.97
-"""Share of the usable memory above which the memory outside the plan decides whether a layout fits."""
+"""Share of the usable memory above which the memory outside the plan decides whether a layout fits. Assumed."""
 _FAMILY = ("tp", "pp", "cp", "ep", "zero", "dp_shard", "micro_batch", "recompute", "offload", "offload_optimizer")
 """Fields that tell listed layouts apart; the number of chunks does not."""
 _USABLE_SHARE, _PROGRAM_SHARE = 0.96, 0.98
 """Usable share of the nominal memory, and of the memory available to a program: the rest allows for
-fragmentation that differs between runs."""
+fragmentation that differs between runs. Assumed."""
 
 
 AnySpace = Space | ListedSpace

@@ -12,12 +12,14 @@ Selective = Literal["attention", "products", "every second product", "projection
 attention; all but attention and every second product (torchtitan's `op` policy); or, in JAX programs, all but the
 projections around attention (`save_dot_except_mlp`) or those before it (`save_qkv_proj`)."""
 
+LARGEST_INTERLEAVE = 12
 _LOGIT_BYTES = 56.0
-"""Bytes of one logit in the loss of the worker: 14 passes in fp32 of cast, log-softmax, loss and their gradients."""
+"""Bytes of one logit in the loss of the worker. Count: 14 passes in fp32 of cast, log-softmax, loss and their
+gradients."""
 
 _DISTRIBUTED_OPERATIONS = 300
-"""The nine distributed modules of a block: a linear layer whose weight is a DTensor takes the host as long as 35 plain
-operations, forward and backward (measured with PyTorch 2.13 on a CPU)."""
+"""The nine distributed modules of a block. Count: a linear layer whose weight is a DTensor takes the host as long as
+35 plain operations, forward and backward (measured with PyTorch 2.13 on a CPU)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Software:
     torch.compile), not one per operation."""
     fused_gate: bool = True
     """With fused kernels: an MLP's activation and the product with its gate are one, too, and keep a value less."""
+    sequence_parallel: bool = True
+    """Tensor-parallel ranks can share norms and dropouts. Programs that cannot have no selective recomputation."""
     keeps_gathered: bool = False
     """Inputs that sequence parallelism gathers are kept, as in native programs, and not gathered again in backward."""
     fused_experts: bool = False
@@ -99,6 +103,21 @@ class Software:
         """Attention as one kernel that never writes its scores, half the work when causal."""
         return self.attention != "unfused"
 
+    def limits(self, pp: int) -> dict[str, int]:
+        """The largest `zero`, `interleave` and `sequence_parallel` that the program has with so many stages.
+
+        A pipeline of DeepSpeed has no chunks, no sequence parallelism, and at most ZeRO 1 (deepspeedai/DeepSpeed 1110
+        and 4191). Megatron-LM shards its optimizer since version 3, which brings sequence parallelism, too.
+        """
+        of_deepspeed = self.shares == "blocks"
+        plain = of_deepspeed and pp > 1
+        old = self.framework == "megatron" and not (of_deepspeed or self.sequence_parallel)
+        return {
+            "zero": 0 if old else 1 if plain else 3,
+            "interleave": 1 if plain else LARGEST_INTERLEAVE,
+            "sequence_parallel": int(self.sequence_parallel and not plain),
+        }
+
     @property
     def update_bytes(self) -> float:
         """Per parameter, of an fp32 copy of 16-bit gradients for the update (`_copy_model_grads_to_main_grads`)."""
@@ -119,18 +138,21 @@ class Software:
         fp8_recipe: Fp8Recipe | None = None,
         gradient_bytes: int | None = None,
         selective: Selective | None = None,
+        precision: str = "bf16",
     ) -> Software:
         """What a framework of a year does where nothing else is said.
 
         Args:
             framework: its name, `MaxText 2024` or `PyTorch FSDP`; an unknown one is taken for a PyTorch program.
             year: of the release, by default that of the name or the present one; communication overlaps since 2023,
-                attention is one kernel since then too.
+                that of PyTorch's FSDP since 2022; attention is one kernel since 2023 too.
             compiled: whether blocks are compiled; by default as the framework comes.
             attention: the kernel; by default that of the framework and year.
             fp8_recipe: what shares a scale in 8-bit products.
-            gradient_bytes: per parameter; by default those of the framework.
+            gradient_bytes: per parameter; by default those of the framework. In fp16, programs that are not native sum
+                gradients in 16 bits: Megatron-LM sums bf16 alone in fp32 (`arguments.py`), and so does DeepSpeed.
             selective: what selective recomputation repeats; by default as the framework does.
+            precision: of the products.
         """
         usual = _PROGRAMS[family := family_of(framework) or "torch"]
         year = year or year_of(framework) or PRESENT
@@ -143,6 +165,7 @@ class Software:
         cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
         reentrant = bool(USUALLY_EAGER.search(framework))
         sent = usual.sent_gradient_bytes
+        gradient_bytes = gradient_bytes or (2 if precision == "fp16" and not usual.native else None)
         if gradient_bytes:  # ranks send no wider ones than they keep
             sent = min(sent or gradient_bytes, gradient_bytes)
         said = {"framework": framework, "compiled": compiled, "attention": attention, "fp8_recipe": fp8_recipe}
@@ -155,8 +178,9 @@ class Software:
             norm_bytes=0 if fused else usual.norm_bytes,
             autocast=cast or usual.autocast,
             weight_bytes=4 if cast else usual.weight_bytes,
-            overlap=year >= _FUSED_SINCE,
+            overlap=year >= (_FSDP_SINCE if usual.framework == "torch" else _FUSED_SINCE),
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
+            sequence_parallel=year >= _SEQUENCE_PARALLEL_SINCE.get(family, 2023),
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
             sent_gradient_bytes=sent,
             selective=selective or usual.selective,
@@ -171,9 +195,17 @@ class Software:
 PRESENT = 2026
 """Year of a program that is named without one."""
 _FUSED_SINCE = 2023
+"""Source: PyTorch 2.0, of March 2023, is the first with fused attention."""
+_FSDP_SINCE = 2022
+"""Source: PyTorch 1.11, of March 2022, is the first with FSDP, which gathers the next weights beside computing."""
+_SEQUENCE_PARALLEL_SINCE: dict[Family, int] = {"megatron": 2022, "nemo": 2022, "jax": 2021}
+"""Other families have it since 2023. Source: Korthikanti et al., arXiv:2205.05198; GSPMD, arXiv:2105.04663;
+deepspeedai/Megatron-DeepSpeed 148."""
 _DEEP_EP_SINCE = 2025
+"""Source: deepseek-ai/DeepEP, published in February 2025."""
 _COMPILED_SINCE = 2024
-"""PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled runs."""
+"""Source: PyTorch 2.1, of October 2023, is the first whose compiler handles FSDP: IBM and torchtitan publish compiled
+runs."""
 _TORCH = Software(
     attention="flash-2",
     fused_kernels=False,
@@ -188,7 +220,8 @@ _TORCH = Software(
     sent_gradient_bytes=2,
     framework="torch",
 )
-"""PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits."""
+"""PyTorch as it comes: eager kernels, FSDP2 or DDP, `F.cross_entropy` of an fp32 copy of the logits.
+Count: see the fields of `Software`."""
 _OTHER = Software(attention="flash-2", tensor_overlap=False, by_domain=False, framework="other")
 
 
@@ -228,8 +261,9 @@ def worker_software(
 
 _COMPILED = replace(_TORCH, fused_kernels=True)
 _IN_16_BITS = replace(_TORCH, gradient_bytes=2, optimizer_bytes=4.0)
+"""Weights, gradients and moments in bf16. Count: 2 bytes each."""
 _IN_BOTH: dict[str, Any] = {"gradient_bytes": 6, "sent_gradient_bytes": 4}
-"""Gradients in 16 bits beside those that are summed in 32."""
+"""Count: gradients in 16 bits beside those that are summed in 32."""
 _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
     # deepspeed/runtime/bf16_optimizer.py. A pipeline keeps the fp32 logits of two micro-batches, the loss a clone of
@@ -245,6 +279,7 @@ _PROGRAMS: dict[Family, Software] = {
     "torchtune": _IN_16_BITS,
     # FlashAttention's cross entropy keeps the logits and makes their gradient (`loss_fn: fused_crossentropy`).
     "llm-foundry": replace(_TORCH, loss_bytes=2.0),
+    # `weight_dtype: float32` of MaxText's base.yml, and two moments beside it.
     "jax": replace(
         _OTHER,
         attention="cudnn",
@@ -270,15 +305,17 @@ _PROGRAMS: dict[Family, Software] = {
         shares="products",
         **_IN_BOTH,
     ),
+    # As of their sources' tables no more is known: assumed.
     "oneflow": _OTHER,
     "paddle": replace(_OTHER, fused_kernels=False, loss_bytes=12.0, gradient_bytes=2),
     "torch": _TORCH,
 }
-"""Programs of today, as they come. Nanotron has Triton's RMSNorm, FlashAttention's rotations, and one product for
-queries, keys and values: but for the gate, its kernels are as a compiler's (huggingface/nanotron at 03b83fc)."""
+"""Programs of today, as they come. Source: the files and settings beside each. Nanotron has Triton's RMSNorm,
+FlashAttention's rotations, and one product for queries, keys and values: but for the gate, its kernels are as a
+compiler's (huggingface/nanotron at 03b83fc)."""
 
 
-def planned_software(block: TrainingSoftware | None, *, compiled: bool | None) -> Software:
+def planned_software(block: TrainingSoftware | None, *, compiled: bool | None, precision: str = "bf16") -> Software:
     """Software of a plan for a described cluster.
 
     A program without a name overlaps its communication as Megatron-LM does, and has a kernel per operation.
@@ -286,6 +323,7 @@ def planned_software(block: TrainingSoftware | None, *, compiled: bool | None) -
     Args:
         block: what the run file says of it.
         compiled: what the run file says of Trainworks' own compiler, which holds where the block says nothing.
+        precision: of the products.
     """
     block = block or TrainingSoftware()
     compiled = compiled if block.compiled is None else block.compiled
@@ -294,6 +332,7 @@ def planned_software(block: TrainingSoftware | None, *, compiled: bool | None) -
         compiled=compiled if block.framework is None or block.compiled is not None else compiled or None,
         attention=block.attention,
         fp8_recipe=block.fp8_recipe,
+        precision=precision,
     )
     if block.framework is not None:
         return software

@@ -30,14 +30,13 @@ _Mesh = dict[str, int]
 _Pairs = tuple[tuple[int, int], ...]
 _Reject = Callable[[str, _Mesh], None]
 
-LARGEST_INTERLEAVE = 12
 MAX_LAYOUTS = 10_000_000
 """Layouts that one search prices: less than half a minute of one core."""
 NEVER_SEARCHED = ("gradient_compression", "powersgd_rank", "expert_capacity", "fp8_all_gather")
 """Options that change what is trained: a search takes them as they are written."""
 _LEAST_TOKENS = 4096
-"""Tokens of a sequence that a rank keeps under context parallelism, in the usual space: published runs of 8k tokens
-split in two, those of 128k in 16 or less."""
+"""Tokens of a sequence that a rank keeps under context parallelism, in the usual space. Set to: published runs, of 8k
+tokens split in two, those of 128k in 16 or less."""
 
 
 class _Filling(NamedTuple):
@@ -58,11 +57,16 @@ class _Filling(NamedTuple):
 
 
 def recomputations(job: AnyJob) -> list[Recompute]:
-    """Kinds of recomputation that save memory: fused attention keeps no scores, so repeating it alone saves nothing."""
+    """Kinds of recomputation that the program has and that save memory.
+
+    Fused attention keeps no scores, so repeating it alone saves nothing.
+    """
     if isinstance(job.shape, ConvNetShape):
         return [Recompute.NONE]
-    useless = job.software.fused_attention and not recomputes_modules(job.shape, job.software)
-    return [Recompute.NONE, Recompute.FULL] if useless else list(Recompute)
+    software = job.software
+    useless = software.selective == "attention" and software.fused_attention
+    useless = useless and not recomputes_modules(job.shape, software)
+    return [Recompute.NONE, Recompute.FULL] if useless or not software.sequence_parallel else list(Recompute)
 
 
 def fast_ranks(job: AnyJob) -> int:
@@ -177,19 +181,20 @@ class Space:
         choices: dict[str, list[int]] = {
             "micro_batch": [size for size in divisors(self.global_batch // dp) if size <= largest],
             "recompute": [int(kind) for kind in kinds],
-            "sequence_parallel": self._sequence_parallel(tp, cp),
+            "sequence_parallel": self._sequence_parallel(tp, pp, cp),
             "offload": [0] if layers is None else [0, 1],
             "offload_optimizer": [0] if layers is None else [0, 1],
         }
         choices |= {name: [self.fixed[name]] for name in NEVER_SEARCHED if name in self.fixed}
         # In the usual space, a node of ranks shares the weights at least.
         within = self.job.cluster.accelerators_per_node // tp if self.usual and "dp_shard" not in self.fixed else 1
-        scatters = pp == 1 or self.fixed.get("zero") == 2
+        scatters, most = pp == 1 or self.fixed.get("zero") == 2, job.software.limits(pp)
         sharding = _sharding(dp * cp, dp, scatters=scatters, least=min(dp, within))
+        sharding = [(zero, shards) for zero, shards in sharding if zero <= most["zero"]]
         zero_bubble = not self.usual or self.job.software.native or "zero_bubble" in self.fixed
         schedules = [(1, 0)]  # interleave, zero_bubble
         if pp > 1:
-            schedules = [(chunks, 0) for chunks in chunk_counts(layers or 1, pp, LARGEST_INTERLEAVE)]
+            schedules = [(chunks, 0) for chunks in chunk_counts(layers or 1, pp, most["interleave"])]
             schedules += [(1, 1)] if zero_bubble else []
         return _Filling(
             tuple(mesh.items()),
@@ -202,8 +207,8 @@ class Space:
         fixed = self.fixed
         return tuple(pair for pair in pairs if pair == (fixed.get(first, pair[0]), fixed.get(second, pair[1])))
 
-    def _sequence_parallel(self, tp: int, cp: int) -> list[int]:
-        if tp == 1:
+    def _sequence_parallel(self, tp: int, pp: int, cp: int) -> list[int]:
+        if tp == 1 or not self.job.software.limits(pp)["sequence_parallel"]:
             return [0]
         divided = self.job.sequence_length % (tp * cp) == 0
         return [int(divided)] if self.usual and "sequence_parallel" not in self.fixed else [0, 1]

@@ -148,7 +148,8 @@ class TrainingJob:
 
 
 _TPU_RESERVED_BYTES = 260 * 2**20
-"""Memory of a TPU that its runtime reserves, as XLA prints it where a program does not fit (`reserved 260.00M`)."""
+"""Memory of a TPU that its runtime reserves. Source: XLA, which prints it where a program does not fit (`reserved
+260.00M`)."""
 _CUTS = ("micro_batch", "tp", "sequence_parallel", "cp", "ep", "expert_capacity", "recompute", "zero")
 """All that decides how the work of a block is cut; `zero` decides whether weights are cast."""
 

@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -54,10 +55,10 @@ from trainworks.record.resolved import ExpectedStep
 
 RATES = tuple(field.name for field in fields(Slowdowns) if field.name != "links")
 """Physical rates whose slowdown is learned."""
-Z80 = 1.2815515655446004
+Z80 = NormalDist().inv_cdf(0.9)
 """Half the width of the 80 % interval of a normal distribution, in standard deviations."""
 SOFTWARE = 0.062
-"""tau_0, of natural logarithms."""
+"""tau_0, of natural logarithms. Set to: sources of step times that a fit left out, by the formulas above."""
 KINDS = {
     "8 bits": 0.075,
     "PyTorch": 0.095,
@@ -65,21 +66,21 @@ KINDS = {
     "no NVLink switch": 0.1,
     "not compared": 0.115,
 }
-"""u_k by kind."""
+"""u_k by kind. Set to: the same sources."""
 _MANY = 512
 LARGEST_WORLD = 6144
 LONGEST = 131072
 _PER_DOUBLING = 0.05
-"""Standard deviation for each doubling beyond the largest compared run or the longest compared sequence: assumed."""
+"""Standard deviation for each doubling beyond the largest compared run or the longest compared sequence. Assumed."""
 _ARCHITECTURES = ("Volta", "Ampere", "Hopper", "Blackwell", "Blackwell Ultra", "CDNA2", "CDNA3")
 _FREEDOM = 4.0
-"""Degrees of freedom of the noise."""
+"""Degrees of freedom of the noise. Assumed: few, so that an outlier is forgiven."""
 _ITERATIONS = 12
 _STEP = 0.02
 """Relative step of the difference quotient."""
 _OWN = 0.037
-"""Standard deviation of the errors that a layout has for itself. Of 25 published jobs that were timed in at least
-four layouts, the one that was predicted fastest was 2.0 % (standard error 1.5 %) slower than predicted, beyond its
+"""Standard deviation of the errors that a layout has for itself. Set to: 25 published jobs that were timed in at least
+four layouts; the one that was predicted fastest was 2.0 % (standard error 1.5 %) slower than predicted, beyond its
 job's mean; this is the deviation for which `selection_bias` says the same. Errors within a job differ by 5.4 %
 (median), but similar layouts share most of theirs."""
 _NODES, _WEIGHTS = hermegauss(24)
@@ -104,12 +105,14 @@ class Prior:
 
 
 PRIOR = Prior(rates=(0.07, 0.18, 0.11, 0.31, 0.27, 0.27), software=SOFTWARE, noise=0.053)
-"""Dense models: likely values for the residuals of published sources, half of which no coefficient was fitted to."""
+"""Dense models. Set to: the residuals of published sources, half of which no coefficient was fitted to, of which these
+are likely values."""
 CALIBRATED_PRIOR = Prior(rates=(0.08, 0.2, 0.2, 0.5, 0.4, 0.4), software=0.12, noise=0.08)
-"""Plans from a calibration, whose products are measured: what is left are small collectives and the software
-(docs/reference/local-accuracy.md)."""
+"""Plans from a calibration, whose products are measured: what is left are small collectives and the software. Set to:
+runs of the worker (docs/reference/local-accuracy.md)."""
 EXPERTS_PRIOR = Prior(rates=PRIOR.rates, software=SOFTWARE, noise=0.22)
-"""Prior of models with routed experts: rows of one source differ by 22 % from its mean, and releases by up to 80 %."""
+"""Prior of models with routed experts. Set to: rows of one source, which differ by 22 % from its mean, and releases by
+up to 80 %."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,7 +289,7 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
         )
     is_said = "compile" in workload.model_fields_set and workload.compile != "auto"
     compiled = workload.compile is True if is_said else None
-    software = planned_software(run_file.software, compiled=compiled)
+    software = planned_software(run_file.software, compiled=compiled, precision=workload.precision)
     is_submitted = run_file.cluster.engine not in ("local", "described") and run_file.software is None
     is_ours = workload.is_fine_tuned or (is_submitted and workload.task == "causal-lm")
     if is_ours:

@@ -18,10 +18,10 @@ from trainworks.units import format_bytes
 Verdict = Literal["fits", "wasteful", "too little", "mismatch", "note"]
 
 _PCIE_BYTES_PER_S = {3: 15.754e9, 4: 31.508e9, 5: 63.015e9, 6: 121e9}
-"""Bandwidth of a slot with 16 lanes, by generation; PCI-SIG."""
+"""Bandwidth of a slot with 16 lanes, by generation. Source: PCI-SIG."""
 _SLOT_LANES = 16
 _POOR_SHARE = 0.5
-"""NIC bandwidth per accelerator relative to the reference node below which a node counts as poor."""
+"""NIC bandwidth per accelerator relative to the reference node below which a node counts as poor. Assumed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Compression, Recompute
 from trainworks.plan.parameters import chunk_counts
 from trainworks.plan.shapes.conv_net import ConvNetShape
-from trainworks.plan.space import LARGEST_INTERLEAVE, NEVER_SEARCHED, Fixed, recomputations
+from trainworks.plan.software import LARGEST_INTERLEAVE, Software
+from trainworks.plan.space import NEVER_SEARCHED, Fixed, recomputations
 
 _NUMBER = re.compile(r"[0-9]{1,30}")
 _FIELDS = {"offload": "offload_activations", "dp": "dp_shard"}
@@ -234,8 +235,11 @@ def _check_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     if fixed.get("micro_batch", 1) > (largest := job.largest_micro_batch):
         yield _blame("micro_batch", fixed, f"is more than {largest}, the largest that is searched", "less")
     if fixed.get("recompute") == Recompute.SELECTIVE and Recompute.SELECTIVE not in recomputations(job):
-        text = "recompute (selective) saves nothing: fused attention keeps no scores"
-        yield LayoutError(text, field="recompute", hint="set `recompute` to none or full")
+        why = "saves nothing: fused attention keeps no scores"
+        if not job.software.sequence_parallel:
+            why = f"is later than {job.software.name}"
+        yield LayoutError(f"recompute (selective) {why}", field="recompute", hint="set `recompute` to none or full")
+    yield from _check_program(job.software, fixed)
     alone = [name for name in ("interleave", "zero_bubble") if fixed.get(name, 0) > (name == "interleave")]
     if len(alone) == 2:
         yield _blame("interleave", fixed, "excludes zero_bubble, which is a plain schedule", "1")
@@ -245,6 +249,17 @@ def _check_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
         yield _blame("sequence_parallel", fixed, "splits over the ranks of tp, which is 1", "auto")
     if fixed.get("interleave", 1) > 1 and not isinstance(job.shape, ConvNetShape):
         yield from _check_chunks(job.shape.layers, fixed, divisors(job.cluster.num_accelerators))
+
+
+def _check_program(software: Software, fixed: Fixed) -> Iterator[LayoutError]:
+    most = software.limits(fixed.get("pp", 1))
+    if not most["zero"]:
+        most["dp_shard"] = 1
+    for name, limit in most.items():
+        if fixed.get(name, limit) > limit:
+            where = " in a pipeline" if fixed.get("pp", 1) > 1 else ""
+            instead = "false" if name in _SWITCHES else str(limit)
+            yield _blame(name, fixed, f"does not work with {software.name}{where}", instead)
 
 
 def _check_chunks(layers: int, fixed: Fixed, whole: list[int]) -> Iterator[LayoutError]:

@@ -51,12 +51,12 @@ from trainworks.record.resolved import Plan
 _PROBE_BYTES = 64 * 2**20
 _SMALL_BYTES = 1024.0
 _LINK_PRIOR = (0.3, 0.2, 0.5, 0.7, 0.5, 0.5)
-"""Standard deviations of the logarithms of the `LinkFactors`: links inside a node are known better (assumed)."""
+"""Standard deviations of the logarithms of the `LinkFactors`: links inside a node are known better. Assumed."""
 _CURVE_NOISE = 0.1
-"""Published curves differ from the fit of their cluster by 2 to 9 % on average."""
+"""Set to: published curves, which differ from the fit of their cluster by 2 to 9 % on average."""
 _RATE_NOISE, _PRODUCT_NOISE, _PORT_NOISE = 0.02, 0.05, 0.1
 """Between a benchmark's median and the rate in training, of one shape of a product, and between what a port carries and
-what collectives reach: assumed."""
+what collectives reach. Assumed."""
 _FASTEST = np.log([1e-9, COEFFICIENTS.scale_up_share, 1e-9, 1e-9, COEFFICIENTS.scale_out_share, 1e-9])
 """Least logarithms of the `LinkFactors`: no link carries more than its data sheet says."""
 _NAMES = {
@@ -258,7 +258,9 @@ def _observations(measurement: ClusterMeasurement, fit: LinkFit) -> Iterator[Obs
 
 def _step(step: MeasuredStep, measurement: ClusterMeasurement, links: LinkFactors) -> Observation:
     software = planned_software(
-        step.software, compiled=step.fused_kernels or (None if step.software is None else False)
+        step.software,
+        compiled=step.fused_kernels or (None if step.software is None else False),
+        precision=step.precision,
     )
     programs = planned_programs(software, step.precision, measurement.cluster.accelerator)
     job = TrainingJob(

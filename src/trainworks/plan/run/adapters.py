@@ -22,10 +22,10 @@ from trainworks.plan.software import Software
 from trainworks.record.model_shape import ModelShape
 
 _NF4_BYTES = 0.5 + 4 / 64
-"""Per weight: a code of 4 bits, and a scale in fp32 for each block of 64."""
+"""Per weight. Count: a code of 4 bits, and a scale in fp32 for each block of 64."""
 _MAGNITUDE_PASSES = {2: (12.0, 34.0), 4: (8.0, 24.0)}
 """Bytes that magnitudes move per output in forward and backward, by the bytes of an activation, of which they make
-fp32: z, gain and cast in forward, the gradients of both in backward. Counted in eager torch, not measured on a GPU."""
+fp32. Count: z, gain and cast in forward, the gradients of both in backward. Of eager torch, not measured on a GPU."""
 _BY_INPUTS = ("o_proj", "down_proj", "c_proj")
 """Layers that tp cuts by inputs: each rank has all of their outputs."""
 

@@ -31,20 +31,21 @@ FULL_PRECISIONS = ("fp32", "tf32")
 """Precisions whose activations take 4 bytes."""
 _UNUSED_SHARE = 0.75
 """Bytes of glibc's heap that lie idle per byte of short-lived tensors: freed memory of their size cannot serve an
-aligned request of the same size. Measured over 60 steps (docs/reference/local-accuracy.md)."""
+aligned request of the same size. Set to: runs of 60 steps (docs/reference/local-accuracy.md)."""
 _MAPPED_BYTES = 32 << 20
-"""Larger tensors are mapped on their own and given back (MALLOC_MMAP_THRESHOLD_ of the ranks)."""
+"""Larger tensors are mapped on their own and given back. Source: MALLOC_MMAP_THRESHOLD_ of the ranks."""
 _KEPT_MESSAGES = 4
 """Messages of a unit of FSDP2 that lie in the heaps of the two threads of gloo that gather it; each has a heap of its
-own. Fullest ranks were measured to have 2.6 to 4.4. Of a mapped unit as many tensors exist at once: the gathered
+own. Set to: fullest ranks, which have 2.6 to 4.4. Of a mapped unit as many tensors exist at once: the gathered
 message, weights, gradients and their message."""
 _UNIT_BUFFERS = 6
-"""Tensors of the size of a unit that a step of FSDP2 makes on a CPU: the gathered message of forward and of backward,
-weights, gradients, their message, and gloo's copy of it. None fits the gap of another; mapped ones leave none."""
+"""Tensors of the size of a unit that a step of FSDP2 makes on a CPU. Count: the gathered message of forward and of
+backward, weights, gradients, their message, and gloo's copy of it. None fits the gap of another; mapped ones leave
+none."""
 _RING_BYTES = 4 << 20
-"""Memory of the two threads of a group: each reduces in two pieces of up to 1 MiB."""
+"""Memory of the two threads of a group. Count: each reduces in two pieces of up to 1 MiB."""
 _SMALLEST_UNIT = 4 << 20
-"""Parameters: blocks below are gathered together (worker.parallel.data_parallel)."""
+"""Parameters: blocks below are gathered together. Source: `worker.parallel.data_parallel`."""
 
 
 @dataclass(frozen=True, slots=True)

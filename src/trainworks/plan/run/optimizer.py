@@ -12,9 +12,9 @@ from trainworks.plan.rates import Rates
 from trainworks.record.model_shape import ModelShape
 
 _BLOCK = 256
-"""Weights that share a scale (`worker.update_rules`)."""
+"""Weights that share a scale. Source: `worker.update_rules`."""
 _ITERATIONS = 5
-"""Newton-Schulz iterations of Muon (torch's default)."""
+"""Newton-Schulz iterations of Muon. Source: torch's default."""
 
 
 def moment_bytes(optimizer: Optimizer, shape: ModelShape) -> float:

@@ -37,11 +37,12 @@ from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
 from trainworks.record.trial import Trial
 
 _START_S = 6.0
-"""Time from launch to the first step: importing torch, building the model, rendezvous."""
+"""Time from launch to the first step: importing torch, building the model, rendezvous. Set to: starts on two cores
+(benchmarks/RESULTS.md)."""
 _SAVE_FIXED_S = 0.02
-"""Host work of starting an asynchronous checkpoint."""
+"""Host work of starting an asynchronous checkpoint. Set to: benchmarks/checkpoint_stall.py, 25 ms with the copy."""
 _SAVE_BYTES_PER_S = 1e9
-"""Rate of the copy of a custom model that stops training: a cautious assumption, not measured."""
+"""Rate of the copy of a custom model that stops training. Assumed: a low one."""
 _LOG_INTERVAL_S = 1.0
 _MAX_LOG_STEPS = 50
 _MAX_BUCKET_MIB = 256

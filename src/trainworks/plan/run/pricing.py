@@ -48,13 +48,13 @@ def count_in_sequences(layouts: Layouts, workload: Workload) -> Layouts:
 
 
 _ENOUGH_TOKENS = 8192
-"""Tokens per micro-batch above which matrix products do not get faster."""
+"""Tokens per micro-batch above which matrix products do not get faster. Assumed."""
 _HOST_SHARE = 0.8
-"""Share of a host's memory that its ranks may use; the rest is the system's and that of other programs."""
+"""Share of a host's memory that its ranks may use; the rest is the system's and that of other programs. Assumed."""
 _TYPICAL_BASELINE_BYTES = 400_000_000
-"""Memory of a rank without a model on a CPU, before it is measured."""
+"""Memory of a rank without a model on a CPU, before it is measured. Assumed."""
 _CAPABILITIES = {"Pascal": (6, 0), "Volta": (7, 0), "Turing": (7, 5)}
-"""Compute capability of the architectures without FlashAttention."""
+"""Compute capability of the architectures without FlashAttention. Source: NVIDIA, CUDA GPUs by compute capability."""
 _CONTEXT_BYTES = round(COEFFICIENTS.context_bytes)
 """The same on an accelerator: the driver's context and the buffers of the collectives."""
 

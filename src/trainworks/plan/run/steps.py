@@ -58,7 +58,8 @@ def samples_left_out(workload: Workload, *, samples: int | None) -> int:
 
 
 _FORWARD_SHARE = 1 / 3
-"""Share of the forward in work that a step does in both directions: backward computes two products for each one."""
+"""Share of the forward in work that a step does in both directions. Count: backward computes two products for each
+one."""
 
 
 def planned_evaluation(
