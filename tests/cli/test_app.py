@@ -79,7 +79,8 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
     text = "\n".join(path.read_text() for path in folder.parent.rglob("*.py"))
     commands = {command_of(name).__module__.rpartition(".")[2] for name in COMMANDS}
     files = {path.stem for path in folder.rglob("*.py")} - {"__init__", "__main__", "app"} - commands
-    assert {stem for stem in files if not re.search(rf"trainworks\.cli\.(\w+\.)?{stem} import", text)} == set()
+    named = r"trainworks\.cli\.(\w+\.)?{0} import|trainworks\.cli\.\w+ import {0}\b"
+    assert {stem for stem in files if not re.search(named.format(stem), text)} == set()
 
 
 def test_version_prints_the_version() -> None:
