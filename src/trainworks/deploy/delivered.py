@@ -9,12 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from trainworks.config.stack import Stack
 from trainworks.deploy import file_systems, racks
+from trainworks.deploy.file_systems import MountUnit
 from trainworks.deploy.hardware import gpu_of
 from trainworks.deploy.layers import operating_system
 from trainworks.deploy.node_groups import nccl_settings
@@ -101,15 +104,29 @@ def delivered_files(
 ) -> dict[str, dict[str, DeliveredFile]]:
     """Files of each host by path, from the text of the project's files and of those below its `secrets`."""
     found: dict[str, dict[str, DeliveredFile]] = {}
+    options, in_rack, of_hosts = exporters(stack), racks.rack_of_nodes(stack), _by_folder(files)
+    units = file_systems.mount_units(stack)
     for name, group in stack.group_names.items():
-        for host in group.names:
+        common, gpu = [*_copied(stack, files, name)], gpu_of(stack, group)
+        for host, address in group.addresses.items():
+            imex = files.get(f"roles/gpu/files/imex/{in_rack.get(host)}.cfg") if gpu is not None else None
             every = [
-                *_copied(stack, files, name, host),
-                *_secret(stack, files, secrets, host, frozenset(group.roles)),
-                *_derived(stack, files, name, host),
+                *common,
+                *_copied(stack, of_hosts.get(f"roles/fabric/files/{host}", {}), name, host),
+                *_secret(stack, files, secrets, frozenset(group.roles), has_exporter=host in options),
+                *_derived(stack, files, name, host, units),
+                *([DeliveredFile("/etc/nvidia-imex/nodes_config.cfg", imex)] if imex is not None else []),
+                *_exporter_unit(stack, files, name, address, options.get(host, "")),
             ]
             found[host] = {each.path: each for each in every}
     return found
+
+
+def _by_folder(files: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    folders: dict[str, dict[str, str]] = {}
+    for path, text in files.items():
+        folders.setdefault(path.rpartition("/")[0], {})[path] = text
+    return folders
 
 
 def secrets_of(project: Path) -> dict[str, bytes]:
@@ -118,17 +135,20 @@ def secrets_of(project: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
-def _copied(stack: Stack, files: Mapping[str, str], group: str, host: str) -> Iterator[DeliveredFile]:
+def _copied(stack: Stack, files: Mapping[str, str], group: str, host: str = "") -> Iterator[DeliveredFile]:
+    """Files that one host alone gets, or those that all of a group get where no host is named."""
     roles, paths = stack.group_names[group].roles, operating_system(stack).paths.model_dump()
     for pattern, folder, mode, of in _RULES:
-        own = pattern.replace("HOST", re.escape(host)).replace("GROUP", re.escape(group))
-        for name, text in files.items() if not of or of.intersection(roles) else ():
-            if found := re.fullmatch(f"roles/{own}", name):
+        if ("HOST" in pattern) != bool(host) or (of and not of.intersection(roles)):
+            continue
+        own = re.compile(f"roles/{pattern.replace('HOST', re.escape(host)).replace('GROUP', re.escape(group))}")
+        for name, text in files.items():
+            if found := own.fullmatch(name):
                 yield DeliveredFile(f"{folder.format(**paths)}/{found[1]}", text, mode)
 
 
 def _secret(
-    stack: Stack, files: Mapping[str, str], secrets: Mapping[str, bytes], host: str, roles: frozenset[str]
+    stack: Stack, files: Mapping[str, str], secrets: Mapping[str, bytes], roles: frozenset[str], *, has_exporter: bool
 ) -> Iterator[DeliveredFile]:
     drawn = {name: secret.strip() for name, secret in secrets.items()}
     if roles & SLURM_ROLES:
@@ -140,49 +160,51 @@ def _secret(
     for key in file_systems.secret_files(stack):
         yield DeliveredFile(key["path"], secrets.get(key["secret"]), "600")
     token = drawn["exporter_token"] + b"\n" if "exporter_token" in drawn else None
-    if stack.monitoring is not None and host in exporters(stack):
+    if stack.monitoring is not None and has_exporter:
         yield DeliveredFile("/etc/trainworks/exporter.token", token, "600", "trainworks-exporter:root")
     if stack.monitoring is not None and "monitoring" in roles:
         yield DeliveredFile("/etc/prometheus/exporter.token", token, "640", "root:prometheus")
 
 
-def _derived(stack: Stack, files: Mapping[str, str], name: str, host: str) -> Iterator[DeliveredFile]:
+def _derived(
+    stack: Stack, files: Mapping[str, str], name: str, host: str, units: Sequence[MountUnit]
+) -> Iterator[DeliveredFile]:
     """Files whose hosts, path or text follow from more than the roles and the group of that name."""
     group = stack.group_names[name]
-    roles, gpu = frozenset(group.roles), gpu_of(stack, group)
+    roles = frozenset(group.roles)
     if exports := files.get(f"roles/storage/files/{host}/exports"):
         yield DeliveredFile(f"{operating_system(stack).paths.exports}/{stack.name}.exports", exports)
     if rails := files.get(f"roles/fabric/files/{name}/nccl.conf"):
-        yield DeliveredFile(nccl_settings(gpu), rails)
+        yield DeliveredFile(nccl_settings(gpu_of(stack, group)), rails)
         places = (("openmpi-mca-params.conf", "/etc/openmpi"), ("roce-host.service", _UNITS))
         every = ((folder, file, files.get(f"roles/fabric/files/{file}")) for file, folder in places)
         yield from (DeliveredFile(f"{folder}/{file}", text) for folder, file, text in every if text)
-    for unit in file_systems.mount_units(stack):
+    for unit in units:
         if unit.facts["group"] in roles | {"all"} and unit.facts["server"] != host:
             yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.name}"])
-    rack = racks.rack_of_nodes(stack).get(host)
-    if rack is not None and gpu is not None:
-        yield DeliveredFile("/etc/nvidia-imex/nodes_config.cfg", files[f"roles/gpu/files/imex/{rack}.cfg"])
     if "compute" in roles and stack.slurm.adopt and operating_system(stack).selinux:
         yield DeliveredFile(f"/etc/selinux/{_ADOPT}", files[f"roles/access/files/{_ADOPT}"])
-    if stack.monitoring is not None and (options := exporters(stack).get(host)):
-        yield _exporter_unit(stack, files, host, options)
 
 
-def _exporter_unit(stack: Stack, files: Mapping[str, str], host: str, options: str) -> DeliveredFile:
+def _exporter_unit(
+    stack: Stack, files: Mapping[str, str], group: str, address: str, options: str
+) -> Iterator[DeliveredFile]:
+    if stack.monitoring is None or not options:
+        return
+    text = _template(files["roles/monitoring/templates/trainworks-exporter.service.j2"]).render(
+        trainworks=stack.monitoring.trainworks,
+        exporters={"this": {"listen": str(ListenAddress(address, EXPORTER_PORTS["trainworks"])), "options": options}},
+        inventory_hostname="this",
+        group_names=stack.group_names[group].roles,
+    )
+    yield DeliveredFile(f"{_UNITS}/trainworks-exporter.service", text)
+
+
+@cache
+def _template(text: str) -> Any:
     from jinja2 import Template  # noqa: PLC0415, 20 ms that `deploy check` saves
 
-    assert stack.monitoring is not None
-    template = files["roles/monitoring/templates/trainworks-exporter.service.j2"]
-    applied = _hosts_of(stack)[host]
-    listen = str(ListenAddress(applied.address, EXPORTER_PORTS["trainworks"]))
-    text = Template(template, trim_blocks=True, keep_trailing_newline=True).render(
-        trainworks=stack.monitoring.trainworks,
-        exporters={host: {"listen": listen, "options": options}},
-        inventory_hostname=host,
-        group_names=applied.roles.split(),
-    )
-    return DeliveredFile(f"{_UNITS}/trainworks-exporter.service", text)
+    return Template(text, trim_blocks=True, keep_trailing_newline=True)
 
 
 @dataclass(frozen=True, slots=True)

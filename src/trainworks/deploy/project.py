@@ -86,7 +86,8 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
     files |= {f"roles/storage/files/{host}/exports": text for host, text in file_systems.exports(stack).items()}
-    delivered = {path for host in delivered_files(stack, files, {}).values() for path in host}
+    by_host = delivered_files(stack, files, {}) if stack.own.below("files") else {}
+    delivered = {path for host in by_host.values() for path in host}
     return dict(sorted((files | own_files(stack, files, delivered)).items()))
 
 
