@@ -75,28 +75,19 @@ class DeliveredFile:
         return ", ".join(one for one, _ in wrong), ", ".join(other for _, other in wrong)
 
 
-def exporter_options(roles: Collection[str]) -> str:
-    """Options of the exporter of Trainworks on a host; empty where none runs, as node_exporter has all that is left.
-
-    The controller gives the queue, and the runs of all users that it finds there. Network ports are node_exporter's.
-    """
-    collected = [
-        *(["runs", "queue"] if "controller" in roles else []),
-        *(["gpus", "health"] if "compute" in roles else []),
-    ]
-    slurm = " --cluster slurm" if "controller" in roles else ""
-    return f"--collect {','.join(collected)}{slurm}" if collected else ""
-
-
 def exporters(stack: Stack) -> dict[str, str]:
-    """Options of the exporter of Trainworks on each host that runs one.
+    """Options of the exporter of Trainworks on each host that runs one; node_exporter has all that is left.
 
-    Of several controllers, the first reports the queue and its runs: a second one would count them twice.
+    The first controller gives the queue, and the runs of all users that it finds there: a second one would count them
+    twice. Compute nodes give their GPUs and their health.
     """
-    first = next(iter(stack.hosts("controller")))
-    hosts = [(name, set(group.roles)) for group in stack.nodes for name in group.names]
-    found = {name: exporter_options(roles - ({"controller"} if name != first else set())) for name, roles in hosts}
-    return {name: options for name, options in found.items() if options}
+    first, found = next(iter(stack.hosts("controller"))), dict[str, str]()
+    for group in stack.nodes:
+        for name in group.names:
+            collected = [*(["runs", "queue"] * (name == first)), *(["gpus", "health"] * ("compute" in group.roles))]
+            slurm = " --cluster slurm" if name == first else ""
+            found |= {name: f"--collect {','.join(collected)}{slurm}"} if collected else {}
+    return found
 
 
 def delivered_files(

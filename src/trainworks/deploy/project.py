@@ -243,6 +243,14 @@ def _variables(
             {"name": user.name, "uid": user.uid, "account": user.account, "keys_of_login": list(user.keys)}
             for user in stack.users
         ],
+        **_environment_variables(stack),
+        **_monitoring_variables(stack, monitoring),
+    }
+
+
+def _environment_variables(stack: Stack) -> Mapping[str, object]:
+    """Variables of the role `environments`."""
+    return {
         "environment_architectures": architectures(stack),
         "environments": [
             {
@@ -258,7 +266,6 @@ def _variables(
         "images": [
             {"name": each.name, "at": each.at, "image": each.image} for each in stack.environments if each.image
         ],
-        **_monitoring_variables(stack, monitoring),
     }
 
 

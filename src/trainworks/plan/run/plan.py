@@ -40,7 +40,7 @@ _START_S = 6.0
 """Time from launch to the first step: importing torch, building the model, rendezvous. Set to: starts on two cores
 (benchmarks/RESULTS.md)."""
 _SAVE_FIXED_S = 0.02
-"""Host work of starting an asynchronous checkpoint. Set to: benchmarks/checkpoint_stall.py, 25 ms with the copy."""
+"""Host work of starting an asynchronous checkpoint. Set to: the 25 ms of checkpoint_stall.py in 2026-11, now 10."""
 _SAVE_BYTES_PER_S = 1e9
 """Rate of the copy of a custom model that stops training. Assumed: a low one."""
 _LOG_INTERVAL_S = 1.0
