@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo drill cluster-demo chain quick test test-all nightly pytest stress costs check mypy ruff lint-imports reference docs screenshots clean
+.PHONY: demo drill cluster-demo shapes chain quick test test-all nightly pytest stress costs check mypy ruff lint-imports reference docs screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -19,6 +19,10 @@ cluster-demo: $(VENV)/.cluster
 chain: $(VENV)/.cluster
 	BASE=$$(examples/cluster-demo/base.sh) && export BASE GATEWAY=10.77.0.1/24 && \
 	    exec examples/cluster-demo/hall.sh $(CURDIR)/$(BIN)/python examples/cluster-demo/demo.py chain
+# Clusters of other shapes on such machines, one after the other: SHAPES='one-node roce' for some.
+shapes: $(VENV)/.cluster
+	BASE=$$(examples/cluster-demo/base.sh) && export BASE GATEWAY=10.77.0.1/24 && \
+	    exec $(CURDIR)/$(BIN)/python examples/cluster-demo/shapes.py $(SHAPES)
 # Every fault, on two nodes of this machine.
 drill: $(VENV)/.train
 	$(BIN)/trainworks drill examples/drill.yaml

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.config.stack import load_stack
+from trainworks.deploy.layers import packages_of
+
 DEMO = Path("examples/cluster-demo").resolve()
 CGROUPS = Path("/sys/fs/cgroup")
 NAMESPACES = os.geteuid() == 0 and all(map(shutil.which, ("unshare", "ip", "setpriv")))
@@ -91,3 +94,15 @@ def test_the_whole_demonstration() -> None:
     printed, _ = demo.communicate(timeout=3600)
     assert demo.returncode == 0, printed[-8000:]
     assert "the whole demonstration" in printed
+
+
+@pytest.mark.parametrize(
+    "file", [DEMO / "stack.yaml", *sorted((DEMO / "shapes").glob("*.yaml"))], ids=lambda file: file.stem
+)
+def test_the_mirror_has_what_the_roles_install(file: Path) -> None:
+    """A package that is missing there ends the first apply on a machine that reaches no other archive."""
+    needed = packages_of(load_stack(file)[0])
+    by_part = [*needed.values(), *dict(needed["slurm_packages"]).values()]  # type: ignore[call-overload]
+    names = {name for part in by_part if isinstance(part, list) for name in part}
+    assert len(names) > 10
+    assert sorted(names - set((DEMO / "packages").read_text().splitlines())) == []

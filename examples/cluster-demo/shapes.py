@@ -1,0 +1,219 @@
+"""Clusters of different shapes, each built from nothing, trained on, broken and repaired: `make shapes`.
+
+`shapes.py` builds each shape of `shapes/` in a hall of its own (`hall.sh`), and prints a table; with names, only those.
+Each is applied twice, the second time without a change, and verified; it trains a model, does what is special about it,
+and a node of it is broken in three ways, which `verify` names, an alarm tells, and `apply` repairs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess  # noqa: TID251  # an example, and no part of the package
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hall import DEPLOY, HALL, HERE, PAGE_S, Hall, Pager, build, run
+
+
+def submit(login: str, *, nodes: int = 2, folder: str = "/shared", further: str = "") -> None:
+    """Alice trains a model over some nodes; `further` are keys of `cluster.slurm`."""
+    text = (HERE / "run.yaml").read_text().replace("/shared/", f"{folder}/").replace("nodes: 2", f"nodes: {nodes}")
+    text = text.replace("account: vision", f"account: vision{further}")
+    (HALL / "run.yaml").write_text(text)
+    run(f"scp -q run.yaml guides.txt alice@{login}:{folder}/")
+    job = f"mkdir -p {folder}/alice && cd {folder}/alice && trainworks submit ../run.yaml --yes"
+    run(f"ssh alice@{login} '{job}; trainworks wait; trainworks ps --all'", succeeded)
+
+
+def succeeded(code: int, printed: str) -> bool:
+    """The run has ended well."""
+    return code == 0 and "SUCCEEDED" in printed
+
+
+def one_node(hall: Hall) -> None:
+    """It trains on itself."""
+    submit("box1", nodes=1, folder="/home/alice")
+
+
+def two_racks(hall: Hall) -> None:
+    """Each partition has its nodes, and a user without a job is refused by them."""
+    run(
+        "ssh alice@login2 \"sinfo --noheader --format='%P %N %G'\"",
+        lambda code, printed: "train* gpu[1-2] gpu:h100:2" in printed and "prepare cpu[1-2] (null)" in printed,
+    )
+    run("ssh alice@login1 srun --partition=prepare --nodes=2 hostname", lambda code, printed: "cpu2" in printed)
+    run("scp -q key alice@login1:.ssh/id_ed25519")
+    there = "ssh -o StrictHostKeyChecking=no -o LogLevel=ERROR gpu1 hostname"
+    run(f"ssh alice@login1 '{there}'", lambda code, printed: code != 0 and "no active jobs" in printed)
+    run(
+        f"ssh alice@login1 'salloc --quiet --nodelist=gpu1 --nodes=1 {there}'",
+        lambda code, printed: code == 0 and "gpu1" in printed,
+    )
+    refused = "timeout 3 bash -c '< /dev/tcp/gpu1/22' && ! timeout 3 bash -c '< /dev/tcp/store1/6818'"
+    run(f'ssh deploy@store2 "{refused}"')
+    submit("login1")
+    day_two(hall)
+
+
+def day_two(hall: Hall) -> None:
+    """A secret changes, a database comes back, and a node leaves, joins again, and is replaced by a new machine."""
+    run("trainworks deploy rotate stack.yaml munge --into project")
+    run("trainworks deploy backup stack.yaml --into project")
+    run("trainworks deploy restore stack.yaml project/backups/database-*.sql.gz --into project")
+    run("sed -i 's/cpu\\[1-2\\]/cpu1/' stack.yaml && trainworks deploy remove stack.yaml cpu2 --into project")
+    run("ssh alice@login1 sinfo --noheader --format=%N", lambda code, printed: code == 0 and "cpu2" not in printed)
+    run("sed -i 's/cpu1/cpu[1-2]/' stack.yaml && trainworks deploy add stack.yaml cpu2 --into project")
+    hall.stop("cpu2")
+    shutil.rmtree(HALL / "cpu2" / "upper")
+    hall.start("cpu2")
+    hall.wait_for("cpu2", new=True)
+    run("trainworks deploy replace stack.yaml cpu2 --into project")
+    run("ssh alice@login1 srun --partition=prepare --nodes=2 hostname", lambda code, printed: "cpu2" in printed)
+    run(f"trainworks deploy verify {DEPLOY}")
+
+
+def rails(hall: Hall) -> None:
+    """Packets between the nodes leave by the rail of their address, whole, and the adapters agree with the switches."""
+    for rail in ("rail0", "rail1"):
+        there = f"ip -4 -brief address show dev {rail} | grep -o '[0-9.]*/31' | cut -d/ -f1"
+        address = run(f'ssh deploy@gpu2 "{there}"').strip()
+        own = run(f'ssh deploy@gpu1 "{there}"').strip()
+        run(
+            f"ssh deploy@gpu1 'ip route get {address} from {own}; ping -q -c 2 -M do -s 8900 -I {own} {address}'",
+            lambda code, printed, rail=rail: code == 0 and f"dev {rail}" in printed and " 0% packet loss" in printed,
+        )
+    run("ssh deploy@gpu1 'sudo roce-check.sh && cat /etc/nccl.conf'")
+    submit("login1")
+
+
+def two_controllers(hall: Hall) -> None:
+    """The first controller loses its power: the second one takes over, runs jobs, and gives them back."""
+    hall.stop("ctl1")
+    run(_answers("login1", "backup"), lambda code, printed: "gpu2" in printed)
+    submit("login1")
+    hall.start("ctl1")
+    hall.wait_for("ctl1")
+    run(_answers("login1", "primary"), lambda code, printed: "gpu2" in printed)
+
+
+def _answers(login: str, which: str) -> str:
+    """A command that waits until a controller answers, and runs a job."""
+    answers = f"scontrol ping | grep {which} | grep UP && srun --nodes=2 hostname"
+    return f"ssh alice@{login} 'for try in {{1..60}}; do {answers} && break; sleep 5; done'"
+
+
+def power_saving(hall: Hall) -> None:
+    """Idle nodes stop, and boot again for a job."""
+    stopped = 'test "$(sinfo --noheader --Node --format=%T | grep -c "~")" = 2'
+    states = 'sinfo --Node --format="%N %T"'
+    run(
+        f"ssh alice@login1 'for try in {{1..60}}; do {stopped} && break; sleep 5; done; {states}'",
+        lambda code, printed: printed.count("idle~") == 2,
+    )
+    submit("login1", nodes=3)
+
+
+def containers(hall: Hall) -> None:
+    """The ranks see of the shared file system what the run needs, and nothing else."""
+    run("ssh alice@login1 cat /shared/images/pytorch.sif", lambda code, printed: "nvcr.io/nvidia/pytorch" in printed)
+    image = "image: /shared/images/pytorch.sif, runtime: apptainer, mounts: [/shared/guides.txt]"
+    submit("login1", further=f", container: {{{image}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A file of `shapes/`, and what is special about it."""
+
+    special: Callable[[Hall], None]
+    breaks: str = "gpu1"
+    """Node that is broken."""
+
+
+SHAPES = {
+    "one-node": Shape(one_node, breaks="box1"),
+    "two-racks": Shape(two_racks, breaks="cpu2"),
+    "roce": Shape(rails),
+    "routed-rails": Shape(rails),
+    "two-controllers": Shape(two_controllers),
+    "power-saving": Shape(power_saving),
+    "containers": Shape(containers),
+}
+
+
+def page(word: str, name: str) -> float:
+    """Wait for a message of an alarm about a node; seconds that it took."""
+    started = time.monotonic()
+    while (found := Pager.pages.get(timeout=PAGE_S)) != f"{word} NodeDown {name}":
+        print(f"page: {found}", flush=True)
+    print(f"page: {found}\n# {time.monotonic() - started:.0f} s\n", flush=True)
+    return time.monotonic() - started
+
+
+def break_and_repair(name: str) -> float:
+    """A file, a service and a permission of a node are changed by hand; seconds until the alarm."""
+    by_hand = (
+        "sudo sed -i s/unlimited/64/ /etc/security/limits.d/90-rdma.conf",
+        "sudo systemctl stop trainworks-exporter prometheus-node-exporter",
+        "sudo chmod 666 /etc/sysctl.d/90-cluster.conf",
+    )
+    run(f"ssh deploy@{name} '{'; '.join(by_hand)}'")
+    words = ("90-rdma.conf", "prometheus-node-exporter", "90-cluster.conf")
+    run(
+        f"trainworks deploy verify {DEPLOY} --limit {name}",
+        lambda code, printed: code == 1 and all(word in printed for word in words),
+    )
+    seconds = page("firing", name)
+    run(f"trainworks deploy apply {DEPLOY} --limit {name}")
+    run(f"trainworks deploy verify {DEPLOY}")
+    page("resolved", name)
+    return seconds
+
+
+def prove(name: str) -> None:
+    """Everything of one shape, within a hall; the last line has its figures."""
+    shape = SHAPES[name]
+    hall = Hall(HERE / "shapes" / f"{name}.yaml")
+    hall.boot()
+    started = time.monotonic()
+    first = build()
+    shape.special(hall)
+    alarm = break_and_repair(shape.breaks)
+    figures = {"machines": len(hall.addresses), "apply": first, "alarm": alarm, "all": time.monotonic() - started}
+    print(json.dumps(figures))
+
+
+def main() -> None:
+    """Prove one shape within a hall, or each in a hall of its own."""
+    if os.environ.get("IN_HALL") == "yes":
+        prove(sys.argv[1])
+        return
+    names = sys.argv[1:] or list(SHAPES)
+    if unknown := [name for name in names if name not in SHAPES]:
+        raise SystemExit(f"no shape `{unknown[0]}`: {', '.join(SHAPES)}")
+    logs = Path(tempfile.mkdtemp(prefix="trainworks-shapes-"))
+    print(f"what is printed meanwhile: {logs}\n\n{'shape':<18}machines  first apply  alarm after   all", flush=True)
+    failed = 0
+    for name in names:
+        log = logs / f"{name}.log"
+        with log.open("wb") as output:
+            command = [HERE / "hall.sh", sys.executable, __file__, name]
+            code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
+        last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
+        if code == 0:
+            found = json.loads(last)
+            figures = f"{found['apply']:>9.0f} s  {found['alarm']:>9.0f} s  {found['all']:>4.0f} s"
+            print(f"{name:<18}{found['machines']:>8}  {figures}", flush=True)
+        else:
+            failed += 1
+            print(f"{name:<18}FAILED: {last}", flush=True)
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
