@@ -19,8 +19,9 @@ cluster-demo: $(VENV)/.cluster
 chain: $(VENV)/.cluster
 	BASE=$$(examples/cluster-demo/base.sh) && export BASE GATEWAY=10.77.0.1/24 && \
 	    exec examples/cluster-demo/hall.sh $(CURDIR)/$(BIN)/python examples/cluster-demo/demo.py chain
-# Clusters of other shapes on such machines, one after the other: SHAPES='one-node roce' for some.
-shapes: $(VENV)/.cluster
+# Clusters of other shapes on such machines, one after the other: SHAPES='one-node roce' for some. That of Kubernetes
+# needs tests/kubernetes/apiserver/build.sh.
+shapes: $(VENV)/.test $(VENV)/.cluster
 	BASE=$$(examples/cluster-demo/base.sh) && export BASE GATEWAY=10.77.0.1/24 && \
 	    exec $(CURDIR)/$(BIN)/python examples/cluster-demo/shapes.py $(SHAPES)
 # Every fault, on two nodes of this machine.

@@ -21,7 +21,8 @@ if [ "${IN_HALL:-}" != yes ]; then
             ls -d /sys/fs/cgroup/*/"$2" > /dev/null || exit 0
             sleep 0.2
         done' janitor "$$" "$CGROUP" "$controllers" < /dev/null > /dev/null 2>&1 &
-    export IN_HALL=yes HALL=/run/hall
+    # connections that Ansible keeps are of this hall: machines of another one may have the same addresses
+    export IN_HALL=yes HALL=/run/hall ANSIBLE_SSH_CONTROL_PATH_DIR=/run/hall/connections
     exec setpriv --pdeathsig KILL unshare --net --mount --pid --fork --kill-child "$0" "$@"
 fi
 mount --make-rprivate /

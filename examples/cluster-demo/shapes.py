@@ -50,7 +50,11 @@ def two_racks(hall: Hall) -> None:
     run("ssh alice@login1 srun --partition=prepare --nodes=2 hostname", lambda code, printed: "cpu2" in printed)
     run("scp -q key alice@login1:.ssh/id_ed25519")
     there = "ssh -o StrictHostKeyChecking=no -o LogLevel=ERROR gpu1 hostname"
-    run(f"ssh alice@login1 '{there}'", lambda code, printed: code != 0 and "no active jobs" in printed)
+    run(f"ssh alice@login1 '{there}'", lambda code, printed: code == 255)
+    run(
+        "ssh deploy@gpu1 'sudo journalctl --no-pager --identifier=sshd | grep alice | tail -n 3'",
+        lambda code, printed: "Access denied" in printed,
+    )
     run(
         f"ssh alice@login1 'salloc --quiet --nodelist=gpu1 --nodes=1 {there}'",
         lambda code, printed: code == 0 and "gpu1" in printed,
@@ -126,6 +130,16 @@ def containers(hall: Hall) -> None:
     submit("login1", further=f", container: {{{image}}}")
 
 
+def kubernetes(hall: Hall) -> None:
+    """An API server takes the bundle; no kubelet runs on the nodes, whose jobs Slurm starts."""
+    test = "tests/backends/kubernetes/test_bundle.py"
+    run(
+        f"cd {HERE.parents[1]} && {sys.executable} -m pytest -q -n 0 --lane test-all {test}",
+        lambda code, printed: code == 0 and "1 passed" in printed,
+    )
+    submit("login1")
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A file of `shapes/`, and what is special about it."""
@@ -143,6 +157,7 @@ SHAPES = {
     "two-controllers": Shape(two_controllers),
     "power-saving": Shape(power_saving),
     "containers": Shape(containers),
+    "kubernetes": Shape(kubernetes),
 }
 
 
@@ -158,12 +173,12 @@ def page(word: str, name: str) -> float:
 def break_and_repair(name: str) -> float:
     """A file, a service and a permission of a node are changed by hand; seconds until the alarm."""
     by_hand = (
-        "sudo sed -i s/unlimited/64/ /etc/security/limits.d/90-rdma.conf",
+        "sudo sed -i s/^KillWait=.*/KillWait=5/ /etc/slurm/slurm.conf",
         "sudo systemctl stop trainworks-exporter prometheus-node-exporter",
-        "sudo chmod 666 /etc/sysctl.d/90-cluster.conf",
+        "sudo chmod 644 /etc/munge/munge.key",
     )
     run(f"ssh deploy@{name} '{'; '.join(by_hand)}'")
-    words = ("90-rdma.conf", "prometheus-node-exporter", "90-cluster.conf")
+    words = ("/etc/slurm/slurm.conf", "prometheus-node-exporter", "/etc/munge/munge.key")
     run(
         f"trainworks deploy verify {DEPLOY} --limit {name}",
         lambda code, printed: code == 1 and all(word in printed for word in words),

@@ -220,7 +220,9 @@ def _kubeconfig(port: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def _crd(group: str, versions: Sequence[str], kind: str, schema: dict[str, Any]) -> dict[str, Any]:
+def crd(
+    group: str, versions: Sequence[str], kind: str, schema: dict[str, Any], *, scope: str = "Namespaced"
+) -> dict[str, Any]:
     """A kind of objects with one schema in all its versions, of which the first is stored."""
     plural = f"{kind.lower()}s"
     served = {"served": True, "subresources": {"status": {}}, "schema": {"openAPIV3Schema": schema}}
@@ -234,7 +236,7 @@ def _crd(group: str, versions: Sequence[str], kind: str, schema: dict[str, Any])
         "spec": {
             "group": group,
             "names": {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": kind.lower()},
-            "scope": "Namespaced",
+            "scope": scope,
             "versions": [{"name": version, "storage": version == versions[0], **served} for version in versions],
         },
     }
@@ -244,10 +246,10 @@ def _crd_of_jobsets() -> dict[str, Any]:
     """With upstream's schema and rules."""
     schema = json.loads((ROOT / "tests" / "data" / "jobset_v1alpha2.json").read_text(encoding="utf-8"))
     del schema["$comment"]
-    return _crd("jobset.x-k8s.io", ["v1alpha2"], "JobSet", schema)
+    return crd("jobset.x-k8s.io", ["v1alpha2"], "JobSet", schema)
 
 
 def _crds_of_kueue() -> Iterator[dict[str, Any]]:
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     for kind in ("Workload", "LocalQueue"):
-        yield _crd("kueue.x-k8s.io", ["v1beta2", "v1beta1"], kind, anything)
+        yield crd("kueue.x-k8s.io", ["v1beta2", "v1beta1"], kind, anything)

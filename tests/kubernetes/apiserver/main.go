@@ -20,6 +20,7 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	extensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
@@ -66,10 +67,12 @@ var kinds = []kind{
 	{corev1.SchemeGroupVersion, "namespaces", &corev1.Namespace{}, &corev1.NamespaceList{}, false},
 	{corev1.SchemeGroupVersion, "nodes", &corev1.Node{}, &corev1.NodeList{}, false},
 	{corev1.SchemeGroupVersion, "persistentvolumeclaims", &corev1.PersistentVolumeClaim{}, &corev1.PersistentVolumeClaimList{}, true},
+	{corev1.SchemeGroupVersion, "persistentvolumes", &corev1.PersistentVolume{}, &corev1.PersistentVolumeList{}, false},
 	{corev1.SchemeGroupVersion, "pods", &corev1.Pod{}, &corev1.PodList{}, true},
 	{corev1.SchemeGroupVersion, "secrets", &corev1.Secret{}, &corev1.SecretList{}, true},
 	{corev1.SchemeGroupVersion, "services", &corev1.Service{}, &corev1.ServiceList{}, true},
 	{batchv1.SchemeGroupVersion, "jobs", &batchv1.Job{}, &batchv1.JobList{}, true},
+	{networkingv1.SchemeGroupVersion, "networkpolicies", &networkingv1.NetworkPolicy{}, &networkingv1.NetworkPolicyList{}, true},
 	{schedulingv1.SchemeGroupVersion, "priorityclasses", &schedulingv1.PriorityClass{}, &schedulingv1.PriorityClassList{}, false},
 }
 
@@ -83,6 +86,7 @@ var (
 func init() {
 	must(corev1.AddToScheme(scheme))
 	must(batchv1.AddToScheme(scheme))
+	must(networkingv1.AddToScheme(scheme))
 	must(schedulingv1.AddToScheme(scheme))
 	for _, k := range kinds {
 		// The stored form is the versioned one: there is nothing to convert.
