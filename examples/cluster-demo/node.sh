@@ -52,11 +52,9 @@ ln -s /proc/self/fd "$root/dev/fd"
 for ((gpu = 0; gpu < gpus; gpu++)); do mknod -m 666 "$root/dev/nvidia$gpu" c 195 "$gpu"; done
 # adapters of RDMA as the kernel's files show them, without hardware behind them, and configfs where rdma_cm has their ports
 if [ -n "${RDMA_DEVICES:-}" ]; then
-    mkdir -p "$HALL/$name"/class/{upper,work}
-    mount -t tmpfs -o mode=755 tmpfs "$root/sys/kernel/config"
     for device in $RDMA_DEVICES; do
-        port=$HALL/$name/class/upper/infiniband/$device/ports/1
-        mkdir -p "$port"/{gid_attrs/types,gids} "$root/sys/kernel/config/rdma_cm/$device/ports/1"
+        port=$HALL/$name/sys/class/upper/infiniband/$device/ports/1
+        mkdir -p "$port"/{gid_attrs/types,gids} "$HALL/$name/sys/kernel/upper/config/rdma_cm/$device/ports/1"
         echo 'RoCE v2' > "$port/gid_attrs/types/3"
         echo 0000:0000:0000:0000:0000:ffff:0a00:0001 > "$port/gids/3"
         echo '4: ACTIVE' > "$port/state"
@@ -64,8 +62,11 @@ if [ -n "${RDMA_DEVICES:-}" ]; then
         echo '400 Gb/sec (4X NDR)' > "$port/rate"
         echo Ethernet > "$port/link_layer"
     done
-    mount -t overlay "$name" -o "lowerdir=$root/sys/class,upperdir=$HALL/$name/class/upper,workdir=$HALL/$name/class/work" \
-        "$root/sys/class"
+    for part in class kernel; do
+        over=$HALL/$name/sys/$part
+        mkdir -p "$over/work"
+        mount -t overlay "$name" -o "lowerdir=$root/sys/$part,upperdir=$over/upper,workdir=$over/work" "$root/sys/$part"
+    done
 fi
 mount -t tmpfs -o mode=755 tmpfs "$root/sys/fs/cgroup"
 for controller in $CONTROLLERS; do

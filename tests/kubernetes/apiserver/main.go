@@ -371,7 +371,7 @@ func main() {
 	own := *recommended.Etcd
 	own.StorageConfig.Prefix = "/registry/core"
 	own.StorageConfig.Codec = codecs.LegacyCodec(
-		corev1.SchemeGroupVersion, batchv1.SchemeGroupVersion, schedulingv1.SchemeGroupVersion)
+		corev1.SchemeGroupVersion, batchv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion, schedulingv1.SchemeGroupVersion)
 	own.SkipHealthEndpoints = true
 	core.RESTOptionsGetter = nil
 	must(own.ApplyTo(&core))
