@@ -29,7 +29,7 @@ from trainworks.deploy.playbook import (
     run_playbook,
 )
 from trainworks.deploy.project import project_files
-from trainworks.deploy.rollout import BatchStep, Rollout, batches
+from trainworks.deploy.rollout import BatchStep, Rollout, batches, rollout_of
 from trainworks.deploy.upgrade import UpgradePlan, UpgradeRecord, UpgradeStep, plan_upgrade
 from trainworks.deploy.verification import ClusterVerification, facts_of, probe, verify
 from trainworks.errors import ArgumentError, EnvironmentProblem, RunFileError, UsageError
@@ -105,7 +105,8 @@ def _monitoring(stack: Stack) -> dict[str, str]:
     if stack.monitoring is None:
         return {}
     # the token travels unencrypted, between the nodes of one cluster
-    setup = MonitoringSetup(page=stack.monitoring.page, ticket=stack.monitoring.ticket, token_file=_TOKEN_FILE)
+    page, ticket, queue = stack.monitoring.page, stack.monitoring.ticket, stack.slurm is not None
+    setup = MonitoringSetup(page=page, ticket=ticket, token_file=_TOKEN_FILE, queue=queue)
     files = render_monitoring(setup, notify=silent)
     own = "trainworks.targets.json"
     files |= target_files(_names(stack)) | {own: target_files(exporters(stack))[own]}
@@ -150,8 +151,7 @@ def apply_stack(
     write_stack(path, into, force=force)
     if dry_run:
         return run_playbook(into, limit=limit, dry_run=True, on_result=on_result)
-    controller = next(iter(stack.hosts("controller")))
-    rollout = Rollout(controller, _AnsibleNodes(into, on_result), on_step, wait_s)
+    rollout = rollout_of(stack, _AnsibleNodes(into, on_result), on_step, wait_s)
     done = rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
     if not done.failed:
         AppliedHosts.read(into).write(into, stack, new={host.host for host in done.hosts})
@@ -293,16 +293,17 @@ class Upkeep:
         left = self._play(Playbook("remove.yaml", inventories=("leaving.yaml",)), names)
         if any(host.failed for host in left.hosts):
             return left
+        kept = "munge's key" if stack.slurm else "the exporters' token"
         for host in left.hosts:  # a machine that is gone cannot be cleaned, and the cluster forgets it anyway
             if host.unreachable:
-                self.on_step(BatchStep((host.host,), "unreachable", "it may still have munge's key: rotate that"))
+                self.on_step(BatchStep((host.host,), "unreachable", f"it may still have {kept}: rotate that"))
         return self._play(_NAMING_HOSTS, _names(stack))
 
     def _add(self, stack: Stack, record: AppliedHosts, names: Collection[str], *, replaces: bool) -> PlaybookRun:
         """The new machines alone, their health, the other hosts, and only then jobs."""
         rollout, nodes = self._rollout(stack), [*names]
         if replaces:
-            known = rollout.states()
+            known = rollout.states(nodes)
             if problem := rollout.drain([name for name in nodes if name in known]):
                 return PlaybookRun((), (), problem)
             rollout.give_up([name for name in nodes if name not in known])
@@ -324,8 +325,14 @@ class Upkeep:
                 raise EnvironmentProblem(f"ssh-keygen: {done.stderr.strip()}", hint=f"remove {address} from {known}")
 
     def backup(self) -> PlaybookRun:
-        """Dump slurmdbd's database, copy the state of slurmctld, and bring both into `backups` of the project."""
+        """Dump slurmdbd's database, copy the state of slurmctld, and bring both into `backups` of the project.
+
+        Raises:
+            UsageError: the stack has no Slurm.
+        """
         stack, _ = _read(self.path)
+        if stack.slurm is None:
+            raise UsageError("the stack has no Slurm, whose database and state a backup copies")
         write_stack(self.path, self.into, force=self.force)
         (self.into / "backups").mkdir(mode=0o700, exist_ok=True)
         return self._play(Playbook("backup.yaml"), _names(stack))
@@ -338,7 +345,7 @@ class Upkeep:
         """
         stack, _ = _read(self.path)
         write_stack(self.path, self.into, force=self.force)
-        if not stack.slurm.accounting:
+        if not stack.accounting:
             raise UsageError("the stack has no database to restore into")
         if not dump.is_file() and not dump.is_absolute():
             raise UsageError(f"no file `{dump}`", hint=f"name a dump: ls {self.into / 'backups'}")
@@ -351,11 +358,14 @@ class Upkeep:
         The old one lies beside it until then, as FILE.old; a call after an interruption delivers what that drew.
 
         Raises:
-            UsageError: the secret has another name, no apply has delivered it, or a host does not answer.
+            UsageError: the secret has another name, is one of Slurm's in a stack without it, no apply has delivered it,
+                or a host does not answer.
         """
         if name not in _SECRETS:
             raise UsageError(f"no secret `{name}`", hint=f"rotate one of {', '.join(_SECRETS)}")
         stack, _ = _read(self.path)
+        if name != "exporter-token" and stack.slurm is None:
+            raise UsageError(f"the stack has no Slurm, which `{name}` is a secret of")
         write_stack(self.path, self.into, force=self.force)
         file, length = _SECRETS[name]
         current, old = self.into / "secrets" / file, self.into / "secrets" / f"{file}.old"
@@ -415,8 +425,7 @@ class Upkeep:
         return plan_upgrade(stack, facts, self.batch, record.unfinished), record
 
     def _rollout(self, stack: Stack, playbook: Playbook = SITE) -> Rollout:
-        controller = next(iter(stack.hosts("controller")))
-        return Rollout(controller, _AnsibleNodes(self.into, self.on_result, playbook), self.on_step, self.wait_s)
+        return rollout_of(stack, _AnsibleNodes(self.into, self.on_result, playbook), self.on_step, self.wait_s)
 
     def _play(self, playbook: Playbook, hosts: Collection[str]) -> PlaybookRun:
         return run_playbook(self.into, playbook, limit=",".join(hosts), on_result=self.on_result)

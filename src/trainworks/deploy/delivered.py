@@ -42,6 +42,7 @@ _RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     (r"fabric/files/HOST/(.+\.network)", "/etc/systemd/network", "644", frozenset()),
     (r"fabric/files/HOST/(.+\.nmconnection)", "/etc/NetworkManager/system-connections", "600", frozenset()),
     (r"fabric/files/HOST/(.+\.conf)", "{opensm}", "644", frozenset()),
+    (r"tuning/files/GROUP/(.+\.sh)", "/usr/local/sbin", "755", frozenset()),
     (r"monitoring/files/(grafana/.+)", "/etc", "644", frozenset({"monitoring"})),
     (r"monitoring/files/(?!grafana/)(.+)", "/etc/prometheus", "644", frozenset({"monitoring"})),
 )
@@ -75,13 +76,18 @@ class DeliveredFile:
         return ", ".join(one for one, _ in wrong), ", ".join(other for _, other in wrong)
 
 
+def parts_of_slurm(stack: Stack, roles: Collection[str]) -> frozenset[str]:
+    """Roles of a host that have a part of Slurm; none without it."""
+    return SLURM_ROLES.intersection(roles) if stack.slurm is not None else frozenset()
+
+
 def exporters(stack: Stack) -> dict[str, str]:
     """Options of the exporter of Trainworks on each host that runs one; node_exporter has all that is left.
 
     The first controller gives the queue, and the runs of all users that it finds there: a second one would count them
-    twice. Compute nodes give their GPUs and their health.
+    twice. Compute nodes give their GPUs and their health. Without Slurm, no queue knows all runs.
     """
-    first, found = next(iter(stack.hosts("controller"))), dict[str, str]()
+    first, found = next(iter(stack.hosts("controller")), None), dict[str, str]()
     for group in stack.nodes:
         for name in group.names:
             collected = [*(["runs", "queue"] * (name == first)), *(["gpus", "health"] * ("compute" in group.roles))]
@@ -142,7 +148,7 @@ def _secret(
     stack: Stack, files: Mapping[str, str], secrets: Mapping[str, bytes], roles: frozenset[str], *, has_exporter: bool
 ) -> Iterator[DeliveredFile]:
     drawn = {name: secret.strip() for name, secret in secrets.items()}
-    if roles & SLURM_ROLES:
+    if parts_of_slurm(stack, roles):
         yield DeliveredFile("/etc/munge/munge.key", drawn.get("munge.key"), "400", "munge:munge")
     if "database" in roles and (template := files.get("roles/scheduler/templates/slurmdbd.conf.j2")):
         password = drawn.get("slurm_database", b"").decode()
@@ -173,7 +179,7 @@ def _derived(
     for unit in units:
         if unit.facts["group"] in roles | {"all"} and unit.facts["server"] != host:
             yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.name}"])
-    if "compute" in roles and stack.slurm.adopt and operating_system(stack).selinux:
+    if "compute" in roles and stack.slurm is not None and stack.slurm.adopt and operating_system(stack).selinux:
         yield DeliveredFile(f"/etc/selinux/{_ADOPT}", files[f"roles/access/files/{_ADOPT}"])
 
 

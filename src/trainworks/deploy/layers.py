@@ -20,6 +20,7 @@ from trainworks.config.load import problems_of
 from trainworks.config.source import Source
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.layers import NoPackages, OperatingSystem, Packages
+from trainworks.config.stack_parts.scheduler import SlurmScheduler
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems
 from trainworks.errors import ArgumentError, RunFileError, UsageError, suggest
@@ -115,16 +116,13 @@ def packages_of(stack: Stack) -> Mapping[str, object]:
     """
     system = operating_system(stack)
     packages, fabric, kinds = system.packages, stack.fabric, {mount.kind for mount in stack.mounts}
-    slurm = packages.distribution if stack.slurm.packages == "distribution" else packages.schedmd
-    if isinstance(slurm, NoPackages):
-        raise ArgumentError(f"{system.name}: {slurm.none}", argument="slurm.packages")
     needed: dict[str, tuple[Packages, str] | None] = {
         "base_packages": (packages.base, "os"),
         "time_packages": (packages.time, "os"),
         "compiler_packages": (packages.compiler, "os"),
-        "munge_packages": (packages.munge, "slurm"),
+        "munge_packages": (packages.munge, "slurm") if stack.slurm else None,
         "venv_packages": (packages.venv, "environments"),
-        "database_packages": (packages.mariadb, "slurm.accounting") if stack.slurm.accounting else None,
+        "database_packages": (packages.mariadb, "slurm.accounting") if stack.accounting else None,
         "nfs_server_packages": (packages.nfs_server, "mounts") if file_systems.exports(stack) else None,
         "nfs_client_packages": (packages.nfs_client, "mounts") if "nfs" in kinds else None,
         "firewall_packages": (packages.firewall, "firewall") if firewall_of(stack) else None,
@@ -137,12 +135,19 @@ def packages_of(stack: Stack) -> Mapping[str, object]:
         needed["fabric_packages"] = (packages.doca if fabric.doca else packages.rdma, "fabric.driver")
     # that release alone: the repository of a newer one would replace the modules under running jobs
     release = str(fabric.doca) if fabric else ""
-    parts = ["client", "controller", "compute"]
-    parts += ["database"] * stack.slurm.accounting + ["adopt"] * stack.slurm.adopt
     return {
         **{name: named(*each, system, release=release) if each else [] for name, each in needed.items()},
-        "slurm_packages": {part: named(getattr(slurm, part), "slurm.packages", system) for part in parts},
+        "slurm_packages": _slurm_packages(stack.slurm, system) if stack.slurm else {},
     }
+
+
+def _slurm_packages(slurm: SlurmScheduler, system: OperatingSystem) -> Mapping[str, list[str]]:
+    """Packages of Slurm by its parts."""
+    packages = system.packages.distribution if slurm.packages == "distribution" else system.packages.schedmd
+    if isinstance(packages, NoPackages):
+        raise ArgumentError(f"{system.name}: {packages.none}", argument="slurm.packages")
+    parts = ["client", "controller", "compute", *["database"] * slurm.accounting, *["adopt"] * slurm.adopt]
+    return {part: named(getattr(packages, part), "slurm.packages", system) for part in parts}
 
 
 def named(

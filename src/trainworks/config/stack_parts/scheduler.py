@@ -176,8 +176,8 @@ class StackUser(Spec):
 
     name: AccountName
     uid: Annotated[int, Field(ge=1000, le=60000)]
-    account: AccountName
-    """Account of Slurm that the jobs are charged to."""
+    account: AccountName | None = None
+    """Account that the jobs are charged to; with `slurm`, each user needs one."""
     keys: tuple[PublicKey, ...] = ()
     administers: bool = False
-    """True makes the user a coordinator of the account, who may add members and set their limits."""
+    """True makes the user a coordinator of the account in Slurm, who may add members and set their limits."""

@@ -1,0 +1,195 @@
+"""A stack without a scheduler: what is left out, and what two machines still get."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainworks.api.deploying import Upkeep, render_stack
+from trainworks.api.proving.review import review
+from trainworks.config.load import parse_run_file
+from trainworks.config.stack import Stack, is_stack_file, load_stack
+from trainworks.deploy.delivered import delivered_files
+from trainworks.deploy.layers import write_project
+from trainworks.deploy.playbook import Answer, HostCounts, PlaybookRun
+from trainworks.deploy.rollout import Batch, BatchStep, batches, rollout_of
+from trainworks.deploy.upgrade import plan_upgrade
+from trainworks.deploy.verification import services_of, verify
+from trainworks.errors import RunFileError, UsageError
+from trainworks.jobs.described_nodes import with_described_nodes
+
+EXAMPLE = Path("examples/cluster/stack-two-boxes.yaml")
+STACK, _ = load_stack(EXAMPLE)
+FILES = render_stack(EXAMPLE)
+VARIABLES = yaml.safe_load(FILES["group_vars/all.yaml"])
+
+
+def changed(tmp_path: Path, **changes: str) -> Path:
+    """The example with other texts."""
+    text = EXAMPLE.read_text()
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "stack.yaml").write_text(text)
+    return tmp_path / "stack.yaml"
+
+
+def test_nothing_of_slurm_reaches_a_node_and_all_that_is_no_scheduler_does(tmp_path: Path) -> None:
+    delivered = delivered_files(STACK, FILES, {})
+    paths = {path for host in delivered.values() for path in host}
+    assert [path for path in paths if "slurm" in path or "munge" in path] == []
+    assert {"/usr/local/sbin/check-node.sh", "/etc/systemd/system/trainworks-exporter.service"} <= {*delivered["box2"]}
+    of_slurm = {name for name in VARIABLES if name.startswith(("slurm_", "munge_"))} - {"slurm_database_password"}
+    assert len(of_slurm) >= 7 and not any(VARIABLES[name] for name in of_slurm)
+    services = {name for host in ("box1", "box2") for name in services_of(STACK, host)}
+    assert {"nfs-server", "chrony", "shared.mount", "trainworks-exporter", "prometheus"} <= services
+    assert [name for name in services if "slurm" in name or "munge" in name] == []
+    groups = yaml.safe_load(FILES["inventory.yaml"])["all"]["children"]
+    assert not {"controller", "database"} & {*groups}
+    assert [*groups["environments"]["hosts"]] == ["box1"]
+    write_project(FILES, tmp_path, folder="")
+    assert review(tmp_path).findings == []
+
+
+def test_no_alert_is_about_a_queue_that_no_exporter_gives() -> None:
+    rules = yaml.safe_load(FILES["roles/monitoring/files/alerts.yml"])["groups"][0]["rules"]
+    assert {"NodeDown", "GpuLost", "HealthCheckFailed"} <= {rule["alert"] for rule in rules}
+    given = " ".join(each["options"] for each in VARIABLES["exporters"].values())
+    assert (given.count("gpus,health"), "runs" in given, "--cluster" in given) == (2, False, False)
+    read = " ".join(rule["expr"] for rule in rules)
+    assert not any(name in read for name in ("trainworks_run_", "trainworks_job", "trainworks_queue"))
+    with_slurm = render_stack("examples/cluster/stack.yaml")["roles/monitoring/files/alerts.yml"]
+    assert "trainworks_run_state" in with_slurm and "trainworks_queue_" in with_slurm
+
+
+def test_ranks_and_clocks_find_each_other_behind_the_firewall() -> None:
+    assert VARIABLES["clock_hosts"] == ["box1"]
+    assert VARIABLES["firewall_ports"] == {
+        "all": ["9855/tcp", "9100/tcp"],
+        "storage": ["2049/tcp"],
+        "compute": [],
+        "monitoring": [],
+        "box1": ["123/udp"],
+    }
+
+
+def test_an_environment_that_is_on_no_shared_file_system_is_on_each_node(tmp_path: Path) -> None:
+    files = render_stack(changed(tmp_path, **{"at: /shared/environments": "at: /opt/environments"}))
+    (found,) = yaml.safe_load(files["group_vars/all.yaml"])["environments"]
+    assert (found["hosts"], found["is_local"]) == (["box1", "box2"], True)
+    assert [*yaml.safe_load(files["inventory.yaml"])["all"]["children"]["environments"]["hosts"]] == ["box1", "box2"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("[login, storage, ", "[login, controller, storage, ", "the role `controller` is one of Slurm"),
+        ("[login, storage, ", "[login, database, storage, ", "the role `database` is one of Slurm"),
+        ("export: /shared", "export: /export/shared", "from /export/shared, where its programs do not look"),
+        ("users:", "kubernetes: {gpu_operator: v26.7.0, jobset: v0.10.1, kueue: v0.19.2}\nusers:", "a queue for each"),
+    ],
+)
+def test_what_has_no_sense_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(RunFileError, match=message):
+        load_stack(changed(tmp_path, **{old: new}))
+
+
+def test_with_slurm_each_user_has_an_account(tmp_path: Path) -> None:
+    text = Path("examples/cluster/stack.yaml").read_text()
+    (tmp_path / "stack.yaml").write_text(text.replace(", account: vision", ""))
+    with pytest.raises(RunFileError, match="the user `alice` has no `account`"):
+        load_stack(tmp_path / "stack.yaml")
+
+
+def test_the_steps_and_layers_of_slurm_are_refused(tmp_path: Path) -> None:
+    kept = Upkeep(changed(tmp_path), tmp_path / "project")
+    for step, names in (("backup", []), ("rotate", ["munge"]), ("rotate", ["database"])):
+        with pytest.raises(UsageError, match="the stack has no Slurm"):
+            kept.take(step, names)
+    with pytest.raises(UsageError, match="no database"):
+        kept.take("restore", ["dump.sql.gz"])
+    (tmp_path / "stack.d/slurm.d").mkdir(parents=True)
+    (tmp_path / "stack.d/slurm.d/long.conf").write_text("KillWait=5\n")
+    with pytest.raises(UsageError, match=r"no slurm\.conf"):
+        render_stack(tmp_path / "stack.yaml")
+
+
+def test_it_is_a_stack_file_and_no_cluster_that_jobs_are_submitted_to(tmp_path: Path) -> None:
+    assert is_stack_file(str(EXAMPLE))
+    text = f"name: demo\nrun: python train.py\ncluster: {EXAMPLE}\n"
+    with pytest.raises(UsageError, match="has no `slurm` that a job could be submitted to"):
+        with_described_nodes(*parse_run_file(text, name="run.yaml"))
+
+
+@dataclass
+class FakeBoxes:
+    """Nodes that were applied to, or not, and whose GPUs are in use, or not."""
+
+    new: bool = False
+    busy: frozenset[str] = frozenset()
+    asked: list[str] = field(default_factory=list)
+
+    def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
+        self.asked.append(f"{'preview' if dry_run else 'apply'} {','.join(hosts)}")
+        return PlaybookRun((), tuple(HostCounts(host, 9, 1, 0, 0) for host in hosts))
+
+    def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+        if command.startswith("test -e"):
+            return {host: Answer(int(self.new), "") for host in hosts}
+        self.asked.append(f"{'wait' if 'compute-apps' in command else 'health'} {','.join(hosts)}")
+        return {host: Answer(124 * (host in self.busy and "compute-apps" in command), "") for host in hosts}
+
+
+def rolled(nodes: FakeBoxes) -> tuple[PlaybookRun, list[BatchStep]]:
+    steps: list[BatchStep] = []
+    return rollout_of(STACK, nodes, steps.append, 60).run(batches(STACK, None)), steps
+
+
+def test_the_server_is_a_batch_of_its_own_and_each_waits_until_its_gpus_are_free() -> None:
+    assert batches(STACK, None) == [Batch(("box1",), True), Batch(("box2",), True)]
+    nodes = FakeBoxes()
+    done, steps = rolled(nodes)
+    assert not done.failed
+    one = ["preview box1", "wait box1", "apply box1", "health box1"]
+    assert nodes.asked == [*one, *(line.replace("box1", "box2") for line in one)]
+    assert [step.step for step in steps] == ["free", "applied", "healthy"] * 2
+
+
+def test_nodes_that_compute_are_not_changed_and_new_ones_are_applied_to_at_once() -> None:
+    nodes = FakeBoxes(busy=frozenset({"box1"}))
+    done, _ = rolled(nodes)
+    assert done.stopped == "box1: programs were still computing on GPUs after 60 s"
+    assert nodes.asked == ["preview box1", "wait box1"]
+    new = FakeBoxes(new=True)
+    assert not rolled(new)[0].failed
+    assert new.asked == ["apply box1", "health box1", "apply box2", "health box2"]
+
+
+def said(host: str, stack: Stack = STACK) -> str:
+    """What a host prints that is as the stack says."""
+    lines = ["os\t\tubuntu 24.04", "clock\t\t0.000003,Normal", "user\talice\t2001", "kernel\t\t6.8.0-60-generic"]
+    lines += [f"service\t{name}\tactive" for name in services_of(stack, host)]
+    lines += ["mount\t/shared\tbox1:/shared nfs4"] * (host == "box2")
+    lines += ["slurm\t\t", "health\t\tpasses", "driver\tnvidia\t580.126.18", "iommu\t\t", "acs\t\t"]
+    targets = [f"target\t{job} {name}:{port}\tup" for name in ("box1", "box2") for job, port in PORTS]
+    return "\n".join([*lines, *targets * (host == "box1")]) + "\n"
+
+
+PORTS = (("node", 9100), ("trainworks", 9855))
+
+
+def test_nodes_that_are_as_the_stack_says_pass_and_upgrade_no_slurm() -> None:
+    facts = {name: Answer(0, said(name)) for name in ("box1", "box2")}
+    no_files: dict[str, dict[str, object]] = {"box1": {}, "box2": {}}
+    found = verify(STACK, no_files, facts)  # type: ignore[arg-type]
+    assert [each for each in found.verdicts if each.outcome == "fail"] == []
+    assert "munge" not in {each.check for each in found.verdicts}
+    old = {name: {"slurm": {"": ""}, "driver": {"nvidia": "575.1"}, "package": {}} for name in facts}
+    steps = plan_upgrade(STACK, old, None).steps
+    assert [(step.batch, dict(step.parts)) for step in steps] == [
+        (Batch((name,), True), {"driver": ("575.1", "580")}) for name in ("box1", "box2")
+    ]
