@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 776
+MOST_FILES = 779
 MOST_LINES = 127_110
 MOST_FLOORS = 5
 """Of imports inside `api/`."""

@@ -108,7 +108,7 @@ def test_a_machine_that_is_gone_is_forgotten_with_a_warning(cluster: FakeCluster
     steps: list[BatchStep] = []
     kept = keeping(tmp_path, "gpu[01-03]", steps)
     assert not kept.take("remove", ["gpu04"]).failed
-    assert steps[-1] == BatchStep(("gpu04",), "unreachable", "it may still have munge's key: rotate that")
+    assert steps[-1] == BatchStep(("gpu04",), "unreachable", "it may still have the cluster's secrets: rotate them")
 
 
 def test_a_new_node_is_healthy_before_the_others_hear_of_it(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ def test_with_slurm_each_user_has_an_account(tmp_path: Path) -> None:
 
 def test_the_steps_and_layers_of_slurm_are_refused(tmp_path: Path) -> None:
     kept = Upkeep(changed(tmp_path), tmp_path / "project")
-    for step, names in (("backup", []), ("rotate", ["munge"]), ("rotate", ["database"])):
-        with pytest.raises(UsageError, match="the stack has no Slurm"):
+    for step, names, message in (("backup", [], "has no Slurm"), ("rotate", ["munge"], "no secret `munge`")):
+        with pytest.raises(UsageError, match=message):
             kept.take(step, names)
     with pytest.raises(UsageError, match="no database"):
         kept.take("restore", ["dump.sql.gz"])

@@ -102,15 +102,14 @@ def render_stack(path: Path | str) -> dict[str, str]:
 
 
 def _monitoring(stack: Stack) -> dict[str, str]:
-    if stack.monitoring is None:
+    if (site := stack.monitoring) is None:
         return {}
     # the token travels unencrypted, between the nodes of one cluster
-    page, ticket, queue = stack.monitoring.page, stack.monitoring.ticket, stack.slurm is not None
-    setup = MonitoringSetup(page=page, ticket=ticket, token_file=_TOKEN_FILE, queue=queue)
+    setup = MonitoringSetup(page=site.page, ticket=site.ticket, token_file=_TOKEN_FILE, queue=stack.slurm is not None)
     files = render_monitoring(setup, notify=silent)
     own = "trainworks.targets.json"
     files |= target_files(_names(stack)) | {own: target_files(exporters(stack))[own]}
-    return files | (grafana_files() if stack.monitoring.grafana else {})
+    return files | (grafana_files() if site.grafana else {})
 
 
 def apply_stack(
@@ -293,10 +292,8 @@ class Upkeep:
         left = self._play(Playbook("remove.yaml", inventories=("leaving.yaml",)), names)
         if any(host.failed for host in left.hosts):
             return left
-        kept = "munge's key" if stack.slurm else "the exporters' token"
-        for host in left.hosts:  # a machine that is gone cannot be cleaned, and the cluster forgets it anyway
-            if host.unreachable:
-                self.on_step(BatchStep((host.host,), "unreachable", f"it may still have {kept}: rotate that"))
+        for host in [each for each in left.hosts if each.unreachable]:  # the cluster forgets what cannot be cleaned
+            self.on_step(BatchStep((host.host,), "unreachable", "it may still have the cluster's secrets: rotate them"))
         return self._play(_NAMING_HOSTS, _names(stack))
 
     def _add(self, stack: Stack, record: AppliedHosts, names: Collection[str], *, replaces: bool) -> PlaybookRun:
@@ -325,11 +322,7 @@ class Upkeep:
                 raise EnvironmentProblem(f"ssh-keygen: {done.stderr.strip()}", hint=f"remove {address} from {known}")
 
     def backup(self) -> PlaybookRun:
-        """Dump slurmdbd's database, copy the state of slurmctld, and bring both into `backups` of the project.
-
-        Raises:
-            UsageError: the stack has no Slurm.
-        """
+        """Dump slurmdbd's database, copy the state of slurmctld, and bring both into `backups` of the project."""
         stack, _ = _read(self.path)
         if stack.slurm is None:
             raise UsageError("the stack has no Slurm, whose database and state a backup copies")
@@ -358,14 +351,12 @@ class Upkeep:
         The old one lies beside it until then, as FILE.old; a call after an interruption delivers what that drew.
 
         Raises:
-            UsageError: the secret has another name, is one of Slurm's in a stack without it, no apply has delivered it,
-                or a host does not answer.
+            UsageError: the secret has another name, no apply has delivered it, or a host does not answer.
         """
-        if name not in _SECRETS:
-            raise UsageError(f"no secret `{name}`", hint=f"rotate one of {', '.join(_SECRETS)}")
         stack, _ = _read(self.path)
-        if name != "exporter-token" and stack.slurm is None:
-            raise UsageError(f"the stack has no Slurm, which `{name}` is a secret of")
+        known = [*_SECRETS] if stack.slurm else ["exporter-token"]
+        if name not in known:
+            raise UsageError(f"no secret `{name}`", hint=f"rotate one of {', '.join(known)}")
         write_stack(self.path, self.into, force=self.force)
         file, length = _SECRETS[name]
         current, old = self.into / "secrets" / file, self.into / "secrets" / f"{file}.old"

@@ -17,8 +17,9 @@ from trainworks.config.stack_parts import software
 from trainworks.config.stack_parts.fabric import Fabric
 from trainworks.config.stack_parts.layers import Layers, OwnRole, PackageName, Parameter, RoleName
 from trainworks.config.stack_parts.nodes import NodeGroup
-from trainworks.config.stack_parts.scheduler import SlurmAccount, SlurmScheduler, StackUser
+from trainworks.config.stack_parts.scheduler import SlurmAccount, SlurmScheduler
 from trainworks.config.stack_parts.storage import MetadataArray, Scratch, SharedMount
+from trainworks.config.stack_parts.users import Directory, StackUser
 from trainworks.config.stack_parts.words import AccountName, Folder, KernelArgument, PublicKey, Role, is_of_stack
 from trainworks.errors import UsageError, suggest
 
@@ -60,6 +61,8 @@ class Stack(Spec):
     kubernetes: software.KubernetesBundle | None = None
     monitoring: software.Monitoring | None = None
     users: tuple[StackUser, ...] = ()
+    directory: Directory | None = None
+    """LDAP servers with the users of the site, beside those that `users` gives a `uid`."""
     firewall: bool = False
     """Let each node accept what its roles need, from `network` and the fabric alone; ssh from everywhere. Without it,
     and with `kubernetes`, whose network sets its own rules, no rule is written."""
@@ -159,7 +162,7 @@ class Stack(Spec):
             "environment": [each.name for each in self.environments],
             "image": [each.name for each in self.images],
             "user": [each.name for each in self.users],
-            "uid": [each.uid for each in self.users],
+            "uid": [each.uid for each in self.users if each.uid is not None],
         }
         if self.slurm is not None:
             named |= {
@@ -175,6 +178,10 @@ class Stack(Spec):
 
     @model_validator(mode="after")
     def _parts_have_what_they_need(self) -> Stack:
+        strangers = [user.name for user in self.users if user.uid is None]
+        if strangers and self.directory is None:
+            message = f"the user `{strangers[0]}` has no `uid`, and there is no `directory` that could have one"
+            raise FieldError(message, hint="write a `uid`, or describe the `directory`")
         if self.metadata is not None and not self.hosts("storage"):
             raise FieldError("`metadata` is on hosts with the role `storage`, and there are none")
         if self.kubernetes is not None and not self.accounts:

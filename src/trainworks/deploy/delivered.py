@@ -43,6 +43,8 @@ _RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     (r"fabric/files/HOST/(.+\.nmconnection)", "/etc/NetworkManager/system-connections", "600", frozenset()),
     (r"fabric/files/HOST/(.+\.conf)", "{opensm}", "644", frozenset()),
     (r"tuning/files/GROUP/(.+\.sh)", "/usr/local/sbin", "755", frozenset()),
+    (r"directory/files/(.+\.pem)", "/etc/ssl", "644", frozenset()),
+    (r"directory/files/(.+\.conf)", "/etc/ssh/sshd_config.d", "644", frozenset()),
     (r"monitoring/files/(grafana/.+)", "/etc", "644", frozenset({"monitoring"})),
     (r"monitoring/files/(?!grafana/)(.+)", "/etc/prometheus", "644", frozenset({"monitoring"})),
 )
@@ -154,6 +156,12 @@ def _secret(
         password = drawn.get("slurm_database", b"").decode()
         text = template.replace("{{ slurm_database_password }}", password) if password else None
         yield DeliveredFile("/etc/slurm/slurmdbd.conf", text, "600", "slurm:slurm")
+    if template := files.get("roles/directory/templates/sssd.conf.j2"):
+        group, password = operating_system(stack).sssd_group, drawn.get("directory.password", b"").decode()
+        is_whole = password or stack.directory is None or stack.directory.bind is None
+        text = template.replace("{{ directory_password }}", password) if is_whole else None
+        mode = "600" if group == "root" else "640"
+        yield DeliveredFile("/etc/sssd/sssd.conf", text, mode, f"root:{group}")
     for key in file_systems.secret_files(stack):
         yield DeliveredFile(key["path"], secrets.get(key["secret"]), "600")
     token = drawn["exporter_token"] + b"\n" if "exporter_token" in drawn else None

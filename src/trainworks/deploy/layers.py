@@ -125,6 +125,7 @@ def packages_of(stack: Stack) -> Mapping[str, object]:
         "database_packages": (packages.mariadb, "slurm.accounting") if stack.accounting else None,
         "nfs_server_packages": (packages.nfs_server, "mounts") if file_systems.exports(stack) else None,
         "nfs_client_packages": (packages.nfs_client, "mounts") if "nfs" in kinds else None,
+        "directory_packages": (packages.directory, "directory") if stack.directory else None,
         "firewall_packages": (packages.firewall, "firewall") if firewall_of(stack) else None,
         "selinux_packages": (packages.selinux, "os") if system.selinux else None,
         "exporter_packages": (packages.node_exporter, "monitoring") if stack.monitoring else None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -13,13 +12,14 @@ from trainworks import __version__
 from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
-from trainworks.config.stack_parts.software import ImageRecipe, SoftwareEnvironment
 from trainworks.config.stack_parts.storage import MountKind
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
 from trainworks.deploy.delivered import delivered_files, exporters
+from trainworks.deploy.directory import directory_files, directory_variables
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
 from trainworks.deploy.hardware import architectures, gpu_of
+from trainworks.deploy.images import image_files, index_of, machine_image_files
 from trainworks.deploy.kubernetes import bundle_files
 from trainworks.deploy.layers import (
     by_host,
@@ -42,9 +42,6 @@ from trainworks.plan.network.nccl import ADDING_SWITCHES
 _HOMES = "/home"
 _CLIENT_PORTS: dict[MountKind, str] = {"lustre": "988/tcp", "beegfs": "8004/udp", "scale": "1191/tcp"}
 """Ports of clients that the servers of a file system call back at."""
-_INDEX = "https://download.pytorch.org/whl"
-_IMAGE_ROLES = ("base", "fabric", "gpu")
-"""Roles that a machine without its network and its drives can take."""
 _RAIL_FILES = {"networkd": "network", "networkmanager": "nmconnection"}
 """Kind of the file with the address of a rail, by what reads it."""
 _HIGHEST_PRIORITY = 14
@@ -82,6 +79,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     files |= _group_files(stack) | _fabric_files(stack)
     files |= image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in monitoring.items()}
+    files |= directory_files(stack)
     if stack.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
@@ -261,6 +259,7 @@ def _variables(
             {"name": user.name, "uid": user.uid, "account": user.account or "", "keys_of_login": list(user.keys)}
             for user in stack.users
         ],
+        **directory_variables(stack, has_local_homes=not _homes(stack)["shared"]),
         **_environment_variables(stack),
         **_monitoring_variables(stack, monitoring),
     }
@@ -402,71 +401,3 @@ def _static(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _static(entry, f"{name}/")
         else:
             yield name, entry.read_text(encoding="utf-8")
-
-
-def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> dict[str, str]:
-    """Files of all container images by path: each by the digest of its base and the hashes of its wheels.
-
-    Source: Containerfile(5), buildah-build(1), `pip install --require-hashes`.
-
-    `locks` has the text of each lock file, by its name in the recipes.
-
-    Raises:
-        ArgumentError: a lock file has a requirement without a hash, or no PyTorch.
-    """
-    files: dict[str, str] = {}
-    for index, recipe in enumerate(recipes):
-        lock = locks[recipe.lock]
-        argument = f"images.{index}.lock"
-        # refuse a lock file that does not say which files are installed
-        hint = "write it with `uv pip compile --generate-hashes requirements.in`"
-        names = set()
-        # a requirement and its hashes are one line, over several of the file
-        lines = (line.strip() for line in re.sub(r"\\\n\s*", " ", lock).splitlines())
-        for entry in lines:
-            if not entry or entry.startswith(("#", "--index-url", "--extra-index-url")):
-                continue
-            found = re.match(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==\S+", entry)
-            if found is None or "--hash=sha256:" not in entry:
-                raise ArgumentError(
-                    f"`{entry[:60]}` in {recipe.lock} has no version or no hash", argument=argument, hint=hint
-                )
-            names.add(found[1].lower())
-        if "torch" not in names:
-            raise ArgumentError(f"{recipe.lock} has no torch", argument=argument, hint=hint)
-        folder = f"images/{recipe.name}"
-        files |= {
-            f"{folder}/Containerfile": render("images/Containerfile", recipe=recipe, index=index_of(recipe)),
-            f"{folder}/requirements.lock": lock,
-            f"{folder}/.containerignore": render("images/containerignore"),
-            f"{folder}/build.sh": render("images/build.sh", recipe=recipe),
-        }
-    return files
-
-
-def index_of(recipe: ImageRecipe | SoftwareEnvironment) -> str:
-    """Index of PyTorch's wheels for the accelerator of an image or an environment.
-
-    >>> from trainworks.config.stack_parts.software import ImageRecipe
-    >>> index_of(ImageRecipe(name="a", base="b@sha256:" + "0" * 64, rocm="6.4", lock="a.lock"))
-    'https://download.pytorch.org/whl/rocm6.4'
-    """
-    if recipe.cuda is not None:
-        return f"{_INDEX}/cu{recipe.cuda.replace('.', '')}"
-    return f"{_INDEX}/rocm{recipe.rocm}" if recipe.rocm is not None else f"{_INDEX}/cpu"
-
-
-def machine_image_files(stack: Stack) -> dict[str, str]:
-    """Files by path, for the first group of compute nodes; empty without `machine_image`.
-
-    The roles of the image are those of a node that runs, so that an image and a repaired node do not differ.
-
-    Source: Packer's HCL2, its QEMU builder and its Ansible provisioner.
-    """
-    if stack.machine_image is None:
-        return {}
-    group = next(stack.groups("compute"))
-    name = next(name for name, each in stack.group_names.items() if each == group)
-    facts = {"node": group.names[0], "group": name, "roles": _IMAGE_ROLES}
-    packer = render("images/node.pkr.hcl", image=stack.machine_image, admin=stack.admin, **facts)
-    return {"images/machine/node.pkr.hcl": packer}

@@ -14,7 +14,8 @@ from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
-from trainworks.config.stack_parts.scheduler import Partition, QualityOfService, SlurmAccount, StackUser
+from trainworks.config.stack_parts.scheduler import Partition, QualityOfService, SlurmAccount
+from trainworks.config.stack_parts.users import StackUser
 from trainworks.deploy import racks
 from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.hardware import gpu_of, gres_devices, gres_of, hardware_of, is_of_amd

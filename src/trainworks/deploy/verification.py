@@ -94,7 +94,7 @@ def probe(stack: Stack, paths: Collection[str]) -> str:
         for mount in stack.mounts
     ]
     lines += ['say selinux "" "$(getenforce)"'] * operating_system(stack).selinux
-    lines += [f'say user {user.name} "$(id --user {user.name} 2> /dev/null)"' for user in stack.users]
+    lines += [f'say user {name} "$(id --user {name} 2> /dev/null)"' for name in _users(stack)]
     if stack.scratch is not None:
         at = shlex.quote(stack.scratch.at)
         lines.append(f'say mount {at} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE --mountpoint {at})"')
@@ -119,6 +119,7 @@ def services_of(stack: Stack, host: str) -> list[str]:
     roles = _hosts(stack)[host]
     named = operating_system(stack).services
     services = [named.time, *filter(None, [firewall_of(stack)])]
+    services += ["sssd"] * (stack.directory is not None)
     scheduling = parts_of_slurm(stack, roles)
     services += [named.munge] * bool(scheduling)
     if "database" in roles and stack.accounting:
@@ -176,8 +177,9 @@ class _Expected:
         for name in services_of(self.stack, host):
             yield _verdict(host, f"service {name}", facts["service"][name], "active")
         yield from self._mounts(host, facts.get("mount", {}), roles)
-        for user in self.stack.users:
-            yield _verdict(host, f"user {user.name}", facts["user"][user.name], str(user.uid))
+        for name, uid in _users(self.stack).items():
+            found, wanted = facts["user"][name], str(uid or "a number of the directory")
+            yield _verdict(host, f"user {name}", found, wanted, found == wanted if uid else bool(found))
         yield from self._files(host, facts.get("file", {}))
         if parts_of_slurm(self.stack, roles):
             yield from self._slurm(host, facts)
@@ -269,6 +271,12 @@ class _Expected:
 def _verdict(host: str, check: str, found: str, expected: str, good: bool | None = None) -> NodeVerdict:
     is_good = found == expected if good is None else good
     return NodeVerdict(host, check, "pass" if is_good else "fail", found or "nothing", expected)
+
+
+def _users(stack: Stack) -> dict[str, int | None]:
+    """Users that every host knows; the directory has the number of those without one."""
+    looked_up = [stack.directory.check] if stack.directory and stack.directory.check else []
+    return dict.fromkeys(looked_up) | {user.name: user.uid for user in stack.users}
 
 
 def _group(stack: Stack, host: str) -> NodeGroup:
