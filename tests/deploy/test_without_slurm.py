@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.deploy.test_rollout import FakeNodes
 from trainworks.api.deploying import Upkeep, render_stack
 from trainworks.api.proving.review import review
 from trainworks.config.load import parse_run_file
 from trainworks.config.stack import Stack, is_stack_file, load_stack
 from trainworks.deploy.delivered import delivered_files
 from trainworks.deploy.layers import write_project
-from trainworks.deploy.playbook import Answer, HostCounts, PlaybookRun
+from trainworks.deploy.playbook import Answer
 from trainworks.deploy.rollout import Batch, BatchStep, batches, rollout_of
 from trainworks.deploy.upgrade import plan_upgrade
 from trainworks.deploy.verification import services_of, verify
@@ -48,6 +49,10 @@ def test_nothing_of_slurm_reaches_a_node_and_all_that_is_no_scheduler_does(tmp_p
     services = {name for host in ("box1", "box2") for name in services_of(STACK, host)}
     assert {"nfs-server", "chrony", "shared.mount", "trainworks-exporter", "prometheus"} <= services
     assert [name for name in services if "slurm" in name or "munge" in name] == []
+    plays = yaml.safe_load(FILES["site.yaml"])
+    roles = {role["role"] for play in plays for role in play["roles"]}
+    assert {"base", "gpu", "tuning", "users", "environments", "monitoring"} <= roles
+    assert not roles & {"scheduler", "access", "backup"}
     groups = yaml.safe_load(FILES["inventory.yaml"])["all"]["children"]
     assert not {"controller", "database"} & {*groups}
     assert [*groups["environments"]["hosts"]] == ["box1"]
@@ -126,47 +131,39 @@ def test_it_is_a_stack_file_and_no_cluster_that_jobs_are_submitted_to(tmp_path: 
 
 
 @dataclass
-class FakeBoxes:
-    """Nodes that were applied to, or not, and whose GPUs are in use, or not."""
+class FakeBoxes(FakeNodes):
+    """Nodes that were applied to, or not, and where programs compute, or not."""
 
     new: bool = False
-    busy: frozenset[str] = frozenset()
-    asked: list[str] = field(default_factory=list)
-
-    def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
-        self.asked.append(f"{'preview' if dry_run else 'apply'} {','.join(hosts)}")
-        return PlaybookRun((), tuple(HostCounts(host, 9, 1, 0, 0) for host in hosts))
 
     def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
         if command.startswith("test -e"):
             return {host: Answer(int(self.new), "") for host in hosts}
-        self.asked.append(f"{'wait' if 'compute-apps' in command else 'health'} {','.join(hosts)}")
-        return {host: Answer(124 * (host in self.busy and "compute-apps" in command), "") for host in hosts}
+        if "compute-apps" not in command:
+            return super().command(hosts, command)
+        self.asked.append(f"wait {','.join(hosts)}")
+        return {host: Answer(124 * self.busy, "") for host in hosts}
 
 
-def rolled(nodes: FakeBoxes) -> tuple[PlaybookRun, list[BatchStep]]:
-    steps: list[BatchStep] = []
-    return rollout_of(STACK, nodes, steps.append, 60).run(batches(STACK, None)), steps
-
-
-def test_the_server_is_a_batch_of_its_own_and_each_waits_until_its_gpus_are_free() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "asked", "steps", "stopped"),
+    [
+        (FakeBoxes(), ["preview", "wait", "apply", "health"], ["free", "applied", "healthy"], ""),
+        (FakeBoxes(new=True), ["apply", "health"], ["applied", "healthy"], ""),
+        (FakeBoxes(busy=True), ["preview", "wait"], ["failed"], "box1: programs were still computing"),
+    ],
+    ids=["free", "new", "busy"],
+)
+def test_each_node_waits_until_its_gpus_are_free_the_server_first(
+    nodes: FakeBoxes, asked: list[str], steps: list[str], stopped: str
+) -> None:
     assert batches(STACK, None) == [Batch(("box1",), True), Batch(("box2",), True)]
-    nodes = FakeBoxes()
-    done, steps = rolled(nodes)
-    assert not done.failed
-    one = ["preview box1", "wait box1", "apply box1", "health box1"]
-    assert nodes.asked == [*one, *(line.replace("box1", "box2") for line in one)]
-    assert [step.step for step in steps] == ["free", "applied", "healthy"] * 2
-
-
-def test_nodes_that_compute_are_not_changed_and_new_ones_are_applied_to_at_once() -> None:
-    nodes = FakeBoxes(busy=frozenset({"box1"}))
-    done, _ = rolled(nodes)
-    assert done.stopped == "box1: programs were still computing on GPUs after 60 s"
-    assert nodes.asked == ["preview box1", "wait box1"]
-    new = FakeBoxes(new=True)
-    assert not rolled(new)[0].failed
-    assert new.asked == ["apply box1", "health box1", "apply box2", "health box2"]
+    nodes.drifted, taken = frozenset({"box1", "box2"}), list[BatchStep]()
+    done = rollout_of(STACK, nodes, taken.append, 60).run(batches(STACK, None))
+    hosts = ["box1"] if stopped else ["box1", "box2"]
+    assert nodes.asked == [f"{each} {host}" for host in hosts for each in asked]
+    assert [(step.hosts, step.step) for step in taken] == [((host,), each) for host in hosts for each in steps]
+    assert done.stopped.startswith(stopped) and bool(done.stopped) == bool(stopped)
 
 
 def said(host: str, stack: Stack = STACK) -> str:
@@ -175,11 +172,9 @@ def said(host: str, stack: Stack = STACK) -> str:
     lines += [f"service\t{name}\tactive" for name in services_of(stack, host)]
     lines += ["mount\t/shared\tbox1:/shared nfs4"] * (host == "box2")
     lines += ["slurm\t\t", "health\t\tpasses", "driver\tnvidia\t580.126.18", "iommu\t\t", "acs\t\t"]
-    targets = [f"target\t{job} {name}:{port}\tup" for name in ("box1", "box2") for job, port in PORTS]
+    ports = (("node", 9100), ("trainworks", 9855))
+    targets = [f"target\t{job} {name}:{port}\tup" for name in ("box1", "box2") for job, port in ports]
     return "\n".join([*lines, *targets * (host == "box1")]) + "\n"
-
-
-PORTS = (("node", 9100), ("trainworks", 9855))
 
 
 def test_nodes_that_are_as_the_stack_says_pass_and_upgrade_no_slurm() -> None:

@@ -231,11 +231,15 @@ def _parameter(line: str) -> str:
 def with_own_plays(site: str, stack: Stack) -> str:
     """The playbook with a play for each role of `roles.yaml`, before or after the play of another role.
 
+    Without Slurm, the plays of its roles are left out.
+
     Raises:
         UsageError: a role without tasks, of one of our names, or beside a role that is not there.
     """
     place, texts = f"{stack.own.folder}/roles.yaml", stack.own.below("roles")
     plays = re.split(r"\n(?=(?:# [^\n]*\n)*- name: )", site.rstrip("\n"))
+    if stack.slurm is None:
+        plays = [play for play in plays if not re.search(r"\{role: (scheduler|access|backup),", play)]
     for name, role in stack.own.roles.items():
         hosts = ",".join(by_host(stack, "roles.yaml", {role.hosts: ()}))
         anchor = str(role.before or role.after)

@@ -266,7 +266,7 @@ def _variables(
 
 
 def _slurm_variables(stack: Stack, files: Iterable[str]) -> Mapping[str, object]:
-    """Variables of the roles `scheduler`, `access` and `backup`; their plays are left out without a release."""
+    """Variables of the roles `scheduler`, `access` and `backup`; empty without Slurm."""
     slurm = stack.slurm
     return {
         "slurm_accounting": stack.accounting,
