@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +48,9 @@ class FakeCluster(FakeNodes):
             (), tuple(HostCounts(host, 1, 1, int(host in self.unreachable), int(failed)) for host in limit.split(","))
         )
 
-    def answer(self, into: Path, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+    def answer(
+        self, into: Path, hosts: Collection[str], command: str, inventories: Sequence[str] = ()
+    ) -> Mapping[str, Answer]:
         if command == "true":
             return {host: Answer(None if host in self.unreachable else 0, "") for host in hosts}
         if "squeue" in command or "until [" in command:

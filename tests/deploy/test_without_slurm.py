@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from tests.deploy.test_rollout import FakeNodes
+from trainworks.api import deploying
 from trainworks.api.deploying import Upkeep, render_stack
 from trainworks.api.proving.review import review
 from trainworks.config.load import parse_run_file
 from trainworks.config.stack import Stack, is_stack_file, load_stack
-from trainworks.deploy.delivered import delivered_files
+from trainworks.deploy.delivered import AppliedHosts, delivered_files
 from trainworks.deploy.layers import write_project
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.rollout import Batch, BatchStep, batches, rollout_of
@@ -26,6 +27,7 @@ from trainworks.jobs.described_nodes import with_described_nodes
 EXAMPLE = Path("examples/cluster/stack-two-boxes.yaml")
 STACK, _ = load_stack(EXAMPLE)
 FILES = render_stack(EXAMPLE)
+AT = STACK.hosts("compute")["box2"]
 VARIABLES = yaml.safe_load(FILES["group_vars/all.yaml"])
 
 
@@ -164,6 +166,24 @@ def test_each_node_waits_until_its_gpus_are_free_the_server_first(
     assert nodes.asked == [f"{each} {host}" for host in hosts for each in asked]
     assert [(step.hosts, step.step) for step in taken] == [((host,), each) for host in hosts for each in steps]
     assert done.stopped.startswith(stopped) and bool(done.stopped) == bool(stopped)
+
+
+def test_a_node_that_leaves_is_asked_where_it_was_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, Sequence[str]]] = []
+
+    def answer(into: Path, hosts: Collection[str], command: str, inventories: Sequence[str]) -> dict[str, Answer]:
+        asked.append((",".join(hosts), inventories))
+        assert yaml.safe_load((into / "leaving.yaml").read_text())["all"]["hosts"] == {"box2": {"ansible_host": AT}}
+        return {host: Answer(124, "") for host in hosts}
+
+    monkeypatch.setattr(deploying, "run_command", answer)
+    project = tmp_path / "project"
+    project.mkdir()
+    AppliedHosts({}).write(project, STACK, new=["box1", "box2"])
+    line = next(line for line in EXAMPLE.read_text().splitlines() if "hosts: box2" in line)
+    done = Upkeep(changed(tmp_path, **{f"{line}\n": ""}), project, wait_s=5).take("remove", ["box2"])
+    assert asked == [("box2", ("leaving.yaml",))]
+    assert done.stopped == "box2: programs were still computing on GPUs after 5 s"
 
 
 def said(host: str, stack: Stack = STACK) -> str:

@@ -11,11 +11,12 @@ from pathlib import Path
 from trainworks.api.notices import silent
 from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.source import Source, read_text
+from trainworks.config.source import Source
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.delivered import AppliedHosts, delivered_files, exporters, secrets_of
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
+from trainworks.deploy.images import read_locks
 from trainworks.deploy.layers import operating_system, packages_of, write_project
 from trainworks.deploy.node_groups import group_variables
 from trainworks.deploy.playbook import (
@@ -96,7 +97,7 @@ def render_stack(path: Path | str) -> dict[str, str]:
     if wrong:
         raise RunFileError([*wrong])
     try:
-        return project_files(stack, _monitoring(stack), _locks(stack, Path(path).parent))
+        return project_files(stack, _monitoring(stack), read_locks(stack, Path(path).parent))
     except ArgumentError as error:
         raise source.blame(error) from None
 
@@ -194,7 +195,7 @@ class _AnsibleNodes:
 
     def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
         """Run a command of bash as root on these hosts."""
-        return run_command(self.project, hosts, command)
+        return run_command(self.project, hosts, command, self.playbook.inventories)
 
 
 def write_stack(path: Path | str, into: Path, *, force: bool = False) -> dict[str, str]:
@@ -210,17 +211,6 @@ def write_stack(path: Path | str, into: Path, *, force: bool = False) -> dict[st
     files = render_stack(path)
     write_project(files, into, folder=_read(Path(path))[0].own.folder or Path(path).stem + ".d", force=force)
     return files
-
-
-def _locks(stack: Stack, folder: Path) -> dict[str, str]:
-    """Text of the lock files of images, which lie beside the stack file."""
-    found: dict[str, str] = {}
-    for index, recipe in enumerate(stack.images):
-        try:
-            found[recipe.lock] = read_text(folder / recipe.lock, "lock file")
-        except UsageError as error:
-            raise ArgumentError(error.message, argument=f"images.{index}.lock", hint=error.hint) from None
-    return found
 
 
 def _read(path: Path) -> tuple[Stack, Source]:
@@ -283,13 +273,14 @@ class Upkeep:
 
     def _remove(self, stack: Stack, record: AppliedHosts, names: Collection[str]) -> PlaybookRun:
         """Without jobs first, then without daemons and keys, and then unknown to the others."""
-        if problem := self._rollout(stack).drain([*names]):
-            return PlaybookRun((), (), problem)
         hosts = {name: {"ansible_host": record.hosts[name].address} for name in names}
         write_atomic(
             self.into / "leaving.yaml", to_yaml({"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts}})
         )
-        left = self._play(Playbook("remove.yaml", inventories=("leaving.yaml",)), names)
+        leaving = Playbook("remove.yaml", inventories=("leaving.yaml",))
+        if problem := self._rollout(stack, leaving).drain([*names]):
+            return PlaybookRun((), (), problem)
+        left = self._play(leaving, names)
         if any(host.failed for host in left.hosts):
             return left
         for host in [each for each in left.hosts if each.unreachable]:  # the cluster forgets what cannot be cleaned

@@ -17,6 +17,7 @@ from typing import Any
 
 from trainworks.config.stack import Stack
 from trainworks.deploy import file_systems, racks
+from trainworks.deploy.directory import SSSD_CONF, with_password
 from trainworks.deploy.file_systems import MountUnit
 from trainworks.deploy.hardware import gpu_of
 from trainworks.deploy.layers import operating_system
@@ -156,12 +157,10 @@ def _secret(
         password = drawn.get("slurm_database", b"").decode()
         text = template.replace("{{ slurm_database_password }}", password) if password else None
         yield DeliveredFile("/etc/slurm/slurmdbd.conf", text, "600", "slurm:slurm")
-    if template := files.get("roles/directory/templates/sssd.conf.j2"):
-        group, password = operating_system(stack).sssd_group, drawn.get("directory.password", b"").decode()
-        is_whole = password or stack.directory is None or stack.directory.bind is None
-        text = template.replace("{{ directory_password }}", password) if is_whole else None
-        mode = "600" if group == "root" else "640"
-        yield DeliveredFile("/etc/sssd/sssd.conf", text, mode, f"root:{group}")
+    if template := files.get(SSSD_CONF):
+        text = with_password(template, drawn.get("directory.password", b"").decode())
+        group = operating_system(stack).sssd_group
+        yield DeliveredFile("/etc/sssd/sssd.conf", text, "600" if group == "root" else "640", f"root:{group}")
     for key in file_systems.secret_files(stack):
         yield DeliveredFile(key["path"], secrets.get(key["secret"]), "600")
     token = drawn["exporter_token"] + b"\n" if "exporter_token" in drawn else None

@@ -8,9 +8,13 @@ from trainworks.config.stack import Stack
 from trainworks.deploy.layers import operating_system
 from trainworks.deploy.templating import render
 
+SSSD_CONF = "roles/directory/templates/sssd.conf.j2"
+"""A template of Ansible, which fills in the password."""
+_PASSWORD = "{{ directory_password }}"  # noqa: S105, a name
+
 
 def directory_files(stack: Stack) -> dict[str, str]:
-    """Files of the role `directory` by path; sssd.conf is a template of Ansible, which fills in the password.
+    """Files of the role `directory` by path; none without one.
 
     Source: sssd.conf(5), sssd-ldap(5) and sss_ssh_authorizedkeys(1) of sssd 2.8; sshd_config(5).
     """
@@ -19,9 +23,13 @@ def directory_files(stack: Stack) -> dict[str, str]:
     scheme = "ldaps" if directory.tls == "ldaps" else "ldap"
     servers = [f"{scheme}://{each}" for each in directory.servers]
     sssd = render("directory/sssd.conf", directory=directory, servers=servers, cluster=stack.name, admin=stack.admin)
-    files = {"templates/sssd.conf.j2": sssd, "files/50-directory.conf": render("directory/sshd.conf")}
-    files |= {"files/directory-ca.pem": directory.ca} if directory.ca else {}
-    return {f"roles/directory/{name}": text for name, text in files.items()}
+    files = {SSSD_CONF: sssd, "roles/directory/files/50-directory.conf": render("directory/sshd.conf")}
+    return files | ({"roles/directory/files/directory-ca.pem": directory.ca} if directory.ca else {})
+
+
+def with_password(sssd_conf: str, password: str) -> str | None:
+    """sssd.conf with its password; None where it needs one that is not known."""
+    return sssd_conf.replace(_PASSWORD, password) if password or _PASSWORD not in sssd_conf else None
 
 
 def directory_variables(stack: Stack, *, has_local_homes: bool) -> Mapping[str, object]:

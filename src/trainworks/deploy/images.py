@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
+from trainworks.config.source import read_text
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.software import ImageRecipe, SoftwareEnvironment
 from trainworks.deploy.templating import render
-from trainworks.errors import ArgumentError
+from trainworks.errors import ArgumentError, UsageError
 
 _INDEX = "https://download.pytorch.org/whl"
 _ROLES = ("base", "fabric", "gpu")
 """Roles that a machine without its network and its drives can take."""
+
+
+def read_locks(stack: Stack, folder: Path) -> dict[str, str]:
+    """Text of the lock files that `images` names, which lie in the folder of the stack file.
+
+    Raises:
+        ArgumentError: one does not exist, or cannot be read.
+    """
+    found: dict[str, str] = {}
+    for index, recipe in enumerate(stack.images):
+        try:
+            found[recipe.lock] = read_text(folder / recipe.lock, "lock file")
+        except UsageError as error:
+            raise ArgumentError(error.message, argument=f"images.{index}.lock", hint=error.hint) from None
+    return found
 
 
 def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> dict[str, str]:
