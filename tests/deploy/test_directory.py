@@ -13,7 +13,7 @@ from trainworks.api.deploying import render_stack
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.delivered import DeliveredFile, delivered_files
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.verification import NodeVerdict, probe, services_of, verify
+from trainworks.deploy.verification import probe, services_of, verify
 from trainworks.errors import RunFileError
 
 EXAMPLE = Path("examples/cluster/stack-groups.yaml")
@@ -101,20 +101,15 @@ def test_a_stack_without_a_directory_has_no_user_without_a_number() -> None:
         Stack.model_validate(data)
 
 
-def verdicts(host: str, user: str) -> list[NodeVerdict]:
-    """Verdicts about users and sssd on a host that prints this of carol."""
-    lines = ["os\t\tubuntu 24.04", "clock\t\t0.0,Normal", "user\talice\t2001", f"user\tcarol\t{user}"]
-    lines += [f"service\t{name}\tactive" for name in services_of(STACK, host)]
-    found = verify(STACK, {host: {}}, {host: Answer(0, "\n".join(lines) + "\n")}).verdicts
-    return [each for each in found if each.check.startswith("user") or each.check == "service sssd"]
-
-
-def test_verify_looks_the_users_up_on_each_node() -> None:
-    script = probe(STACK, [])
-    assert 'say user carol "$(id --user carol 2> /dev/null)"' in script
-    assert {each.outcome for each in verdicts("store1", "70001")} == {"pass"}
-    (wrong,) = [each for each in verdicts("store1", "") if each.outcome == "fail"]
-    assert (wrong.check, wrong.found, wrong.expected) == ("user carol", "nothing", "a number of the directory")
+@pytest.mark.parametrize(("uid", "outcome", "found"), [("70001", "pass", "70001"), ("", "fail", "nothing")])
+def test_verify_looks_the_users_up_on_each_node(uid: str, outcome: str, found: str) -> None:
+    assert 'say user carol "$(id --user carol 2> /dev/null)"' in probe(STACK, [])
+    lines = ["os\t\tubuntu 24.04", "clock\t\t0.0,Normal", "user\talice\t2001", f"user\tcarol\t{uid}"]
+    lines += [f"service\t{name}\tactive" for name in services_of(STACK, "store1")]
+    judged = verify(STACK, {"store1": {}}, {"store1": Answer(0, "\n".join(lines) + "\n")}).verdicts
+    verdicts = {each.check: each for each in judged}
+    assert verdicts["service sssd"].outcome == "pass"
+    assert (verdicts["user carol"].outcome, verdicts["user carol"].found) == (outcome, found)
 
 
 @pytest.mark.skipif(shutil.which("sssctl") is None, reason="needs sssctl of the package sssd-tools")

@@ -205,12 +205,12 @@ class UnscheduledRollout(Rollout):
         """Wait until nothing computes on these nodes; what is wrong, if something still does."""
         waiting = f"timeout {self.wait_s} bash -c {shlex.quote(f'while {_COMPUTES}; do sleep 2; done')}"
         answers = self.nodes.command(names, waiting) if names else {}
+        free = [name for name in names if answers[name].exit_code == 0]
         busy = [name for name in names if answers[name].exit_code not in (0, None)]
         problem = f"programs were still computing on GPUs after {self.wait_s} s"
-        if busy:
-            self._say(busy, "failed", problem)
-        elif names:
-            self._say(names, "free")
+        for each, step in ((busy, "failed"), ([] if busy else free, "free")):
+            if each:
+                self._say(each, step, problem if step == "failed" else "")
         return f"{','.join(busy)}: {problem}" if busy else ""
 
     def resume(self, names: Sequence[str]) -> str:
