@@ -40,7 +40,7 @@ from trainworks.config import (
 )
 from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
-from trainworks.config.stack_parts import fabric, layers, nodes, scheduler, storage
+from trainworks.config.stack_parts import fabric, layers, nodes, scheduler, storage, users
 from trainworks.config.stack_parts import software as parts
 from trainworks.jobs import state
 from trainworks.measure.bench.expected import EXPECTED, Yardstick
@@ -219,7 +219,8 @@ def stack_file_page() -> str:
         ("machine_image", parts.MachineImage),
         ("kubernetes", parts.KubernetesBundle),
         ("monitoring", parts.Monitoring),
-        ("users[]", scheduler.StackUser),
+        ("users[]", users.StackUser),
+        ("directory", users.Directory),
         ("layers: roles.yaml[]", layers.OwnRole),
         ("layers: systems", layers.OperatingSystem),
         ("layers: systems.packages", layers.SystemPackages),

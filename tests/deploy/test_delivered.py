@@ -66,8 +66,8 @@ def fits(task: dict[str, str], file: DeliveredFile) -> bool:
         return False
     mode = task["mode"].lstrip("0")
     if "ternary" in mode:
-        mode = "755" if file.path.endswith(".sh") else "644"
-    owner = f"{task.get('owner', 'root')}:{task.get('group', 'root')}"
+        mode = "755" if file.path.endswith(".sh") else "600" if file.path.startswith("/etc/sssd") else "644"
+    owner = f"{task.get('owner', 'root')}:{task.get('group', 'root').replace('{{ sssd_group }}', 'root')}"
     return (mode, owner) == (file.mode, file.owner)
 
 
@@ -79,8 +79,8 @@ def delivered(path: str) -> dict[str, dict[str, DeliveredFile]]:
 def rare(tmp_path: Path) -> list[str]:
     """Stacks with what the examples have not.
 
-    These are OpenSM, CephFS, BeeGFS, Grafana, racks that are one NVLink domain, rails of NetworkManager, SELinux, and
-    drop-ins.
+    These are OpenSM, CephFS, BeeGFS, Grafana, racks that are one NVLink domain, rails of NetworkManager, SELinux,
+    drop-ins, and the authority of a directory.
     """
     text = Path("examples/cluster/stack.yaml").read_text()
     text = text.replace(
@@ -89,6 +89,8 @@ def rare(tmp_path: Path) -> list[str]:
         "  - {kind: cephfs, at: /c, monitors: [store1], file_system: f, client: c}",
     )
     text = text.replace('hook"}', 'hook", grafana: true}')
+    authority = "-----BEGIN CERTIFICATE-----\\nMIIB\\n-----END CERTIFICATE-----"
+    text += f'directory: {{servers: [ldap1], base: "dc=a", ca: "{authority}"}}\n'
     (tmp_path / "a.yaml").write_text(
         text + "fabric: {link: infiniband, subnet_managers: [login1], devices: [mlx5_0]}\n"
     )

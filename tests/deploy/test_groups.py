@@ -156,7 +156,8 @@ def test_verify_knows_the_backup_controller_and_the_driver_of_each_group() -> No
     hosts = [name for group in STACK.nodes for name in group.names]
     for host in hosts:
         lines = ["os\t\tubuntu 24.04", "clock\t\t0.0,Normal", "slurm\t\tslurm 26.05.1", "munge\t\tSuccess", "key\t\tk"]
-        lines += ["iommu\t\t", "acs\t\t", "user\talice\t2001", "driver\tnvidia\t580.126.18", "driver\tamd\t6.3.1"]
+        lines += ["user\talice\t2001", "user\tcarol\t70001", "iommu\t\t", "acs\t\t"]
+        lines += ["driver\tnvidia\t580.126.18", "driver\tamd\t6.3.1"]
         lines += [f"service\t{name}\tactive" for name in services_of(STACK, host)]
         lines += ["controller\tctl1\tprimary UP", "controller\tctl2\tbackup DOWN"]
         answers[host] = Answer(0, "\n".join(lines) + "\n")

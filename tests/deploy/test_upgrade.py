@@ -231,7 +231,7 @@ def test_the_command_shows_the_steps_and_takes_them(
 ) -> None:
     answer = cluster.answer
 
-    def said(into: Path, hosts: list[str], command: str) -> dict[str, Answer]:
+    def said(into: Path, hosts: list[str], command: str, inventories: object) -> dict[str, Answer]:
         if "say os" not in command:
             return dict(answer(into, hosts, command))
         lines = "slurm\t\tslurm 25.05.3\ndriver\tnvidia\t580.1\nkernel\t\t6.8.0\npackage\tslurm-smd\t25.05.3-1\n"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -48,7 +48,9 @@ class FakeCluster(FakeNodes):
             (), tuple(HostCounts(host, 1, 1, int(host in self.unreachable), int(failed)) for host in limit.split(","))
         )
 
-    def answer(self, into: Path, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+    def answer(
+        self, into: Path, hosts: Collection[str], command: str, inventories: Sequence[str] = ()
+    ) -> Mapping[str, Answer]:
         if command == "true":
             return {host: Answer(None if host in self.unreachable else 0, "") for host in hosts}
         if "squeue" in command or "until [" in command:
@@ -108,7 +110,7 @@ def test_a_machine_that_is_gone_is_forgotten_with_a_warning(cluster: FakeCluster
     steps: list[BatchStep] = []
     kept = keeping(tmp_path, "gpu[01-03]", steps)
     assert not kept.take("remove", ["gpu04"]).failed
-    assert steps[-1] == BatchStep(("gpu04",), "unreachable", "it may still have munge's key: rotate that")
+    assert steps[-1] == BatchStep(("gpu04",), "unreachable", "it may still have the cluster's secrets: rotate them")
 
 
 def test_a_new_node_is_healthy_before_the_others_hear_of_it(cluster: FakeCluster, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import yaml
 from trainworks.api.deploying import render_stack
 from trainworks.api.observing.exporter import COLLECTORS
 from trainworks.observe.exporter import FAMILIES
-from trainworks.observe.monitoring.rules import ALERTS
+from trainworks.observe.monitoring.rules import ALERTS, NODE_ALERTS
 
 STACK = Path("examples/cluster/stack.yaml")
 MONITORING = "roles/monitoring/files"
@@ -27,9 +27,9 @@ SUBJECTS = dict(zip(("runs", "queue", "gpus", "fabric", "health"), FAMILIES, str
 METRIC = re.compile(r"(?<![\w:\"$])(?:DCGM_FI|trainworks|node|run)(?:_|:)[\w:]+")
 
 
-@pytest.fixture(scope="module")
-def files() -> dict[str, str]:
-    return render_stack(STACK)
+@pytest.fixture(scope="module", params=["stack.yaml", "stack-two-boxes.yaml"], ids=["Slurm", "no scheduler"])
+def files(request: pytest.FixtureRequest) -> dict[str, str]:
+    return render_stack(STACK.with_name(request.param))
 
 
 def sources(files: dict[str, str]) -> Iterator[str]:
@@ -58,7 +58,8 @@ def sources(files: dict[str, str]) -> Iterator[str]:
 def test_every_metric_of_an_alert_is_read_from_a_node(files: dict[str, str]) -> None:
     known = set(sources(files))
     rules = [rule for group in yaml.safe_load(files[f"{MONITORING}/alerts.yml"])["groups"] for rule in group["rules"]]
-    assert {rule["alert"] for rule in rules} == {alert.name for alert in ALERTS}
+    given = ALERTS if "roles/scheduler/files/slurm.conf" in files else NODE_ALERTS
+    assert {rule["alert"] for rule in rules} == {alert.name for alert in given}
     read = {rule["alert"]: set(METRIC.findall(rule["expr"])) for rule in rules}
     assert {name: missing for name, found in read.items() if (missing := found - known)} == {}
     assert sorted(name for name, found in read.items() if not found) == ["ExporterDown", "NodeDown"]  # of `up`

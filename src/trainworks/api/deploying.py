@@ -11,11 +11,12 @@ from pathlib import Path
 from trainworks.api.notices import silent
 from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.source import Source, read_text
+from trainworks.config.source import Source
 from trainworks.config.stack import Stack, load_stack
 from trainworks.deploy.delivered import AppliedHosts, delivered_files, exporters, secrets_of
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
+from trainworks.deploy.images import read_locks
 from trainworks.deploy.layers import operating_system, packages_of, write_project
 from trainworks.deploy.node_groups import group_variables
 from trainworks.deploy.playbook import (
@@ -29,7 +30,7 @@ from trainworks.deploy.playbook import (
     run_playbook,
 )
 from trainworks.deploy.project import project_files
-from trainworks.deploy.rollout import BatchStep, Rollout, batches
+from trainworks.deploy.rollout import BatchStep, Rollout, batches, rollout_of
 from trainworks.deploy.upgrade import UpgradePlan, UpgradeRecord, UpgradeStep, plan_upgrade
 from trainworks.deploy.verification import ClusterVerification, facts_of, probe, verify
 from trainworks.errors import ArgumentError, EnvironmentProblem, RunFileError, UsageError
@@ -96,20 +97,20 @@ def render_stack(path: Path | str) -> dict[str, str]:
     if wrong:
         raise RunFileError([*wrong])
     try:
-        return project_files(stack, _monitoring(stack), _locks(stack, Path(path).parent))
+        return project_files(stack, _monitoring(stack), read_locks(stack, Path(path).parent))
     except ArgumentError as error:
         raise source.blame(error) from None
 
 
 def _monitoring(stack: Stack) -> dict[str, str]:
-    if stack.monitoring is None:
+    if (site := stack.monitoring) is None:
         return {}
     # the token travels unencrypted, between the nodes of one cluster
-    setup = MonitoringSetup(page=stack.monitoring.page, ticket=stack.monitoring.ticket, token_file=_TOKEN_FILE)
+    setup = MonitoringSetup(page=site.page, ticket=site.ticket, token_file=_TOKEN_FILE, queue=stack.slurm is not None)
     files = render_monitoring(setup, notify=silent)
     own = "trainworks.targets.json"
     files |= target_files(_names(stack)) | {own: target_files(exporters(stack))[own]}
-    return files | (grafana_files() if stack.monitoring.grafana else {})
+    return files | (grafana_files() if site.grafana else {})
 
 
 def apply_stack(
@@ -150,8 +151,7 @@ def apply_stack(
     write_stack(path, into, force=force)
     if dry_run:
         return run_playbook(into, limit=limit, dry_run=True, on_result=on_result)
-    controller = next(iter(stack.hosts("controller")))
-    rollout = Rollout(controller, _AnsibleNodes(into, on_result), on_step, wait_s)
+    rollout = rollout_of(stack, _AnsibleNodes(into, on_result), on_step, wait_s)
     done = rollout.run(batches(stack, batch, None if limit is None else hosts_of(into, limit)))
     if not done.failed:
         AppliedHosts.read(into).write(into, stack, new={host.host for host in done.hosts})
@@ -195,7 +195,7 @@ class _AnsibleNodes:
 
     def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
         """Run a command of bash as root on these hosts."""
-        return run_command(self.project, hosts, command)
+        return run_command(self.project, hosts, command, self.playbook.inventories)
 
 
 def write_stack(path: Path | str, into: Path, *, force: bool = False) -> dict[str, str]:
@@ -211,17 +211,6 @@ def write_stack(path: Path | str, into: Path, *, force: bool = False) -> dict[st
     files = render_stack(path)
     write_project(files, into, folder=_read(Path(path))[0].own.folder or Path(path).stem + ".d", force=force)
     return files
-
-
-def _locks(stack: Stack, folder: Path) -> dict[str, str]:
-    """Text of the lock files of images, which lie beside the stack file."""
-    found: dict[str, str] = {}
-    for index, recipe in enumerate(stack.images):
-        try:
-            found[recipe.lock] = read_text(folder / recipe.lock, "lock file")
-        except UsageError as error:
-            raise ArgumentError(error.message, argument=f"images.{index}.lock", hint=error.hint) from None
-    return found
 
 
 def _read(path: Path) -> tuple[Stack, Source]:
@@ -284,25 +273,25 @@ class Upkeep:
 
     def _remove(self, stack: Stack, record: AppliedHosts, names: Collection[str]) -> PlaybookRun:
         """Without jobs first, then without daemons and keys, and then unknown to the others."""
-        if problem := self._rollout(stack).drain([*names]):
-            return PlaybookRun((), (), problem)
         hosts = {name: {"ansible_host": record.hosts[name].address} for name in names}
         write_atomic(
             self.into / "leaving.yaml", to_yaml({"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts}})
         )
-        left = self._play(Playbook("remove.yaml", inventories=("leaving.yaml",)), names)
+        leaving = Playbook("remove.yaml", inventories=("leaving.yaml",))
+        if problem := self._rollout(stack, leaving).drain([*names]):
+            return PlaybookRun((), (), problem)
+        left = self._play(leaving, names)
         if any(host.failed for host in left.hosts):
             return left
-        for host in left.hosts:  # a machine that is gone cannot be cleaned, and the cluster forgets it anyway
-            if host.unreachable:
-                self.on_step(BatchStep((host.host,), "unreachable", "it may still have munge's key: rotate that"))
+        for host in [each for each in left.hosts if each.unreachable]:  # the cluster forgets what cannot be cleaned
+            self.on_step(BatchStep((host.host,), "unreachable", "it may still have the cluster's secrets: rotate them"))
         return self._play(_NAMING_HOSTS, _names(stack))
 
     def _add(self, stack: Stack, record: AppliedHosts, names: Collection[str], *, replaces: bool) -> PlaybookRun:
         """The new machines alone, their health, the other hosts, and only then jobs."""
         rollout, nodes = self._rollout(stack), [*names]
         if replaces:
-            known = rollout.states()
+            known = rollout.states(nodes)
             if problem := rollout.drain([name for name in nodes if name in known]):
                 return PlaybookRun((), (), problem)
             rollout.give_up([name for name in nodes if name not in known])
@@ -326,6 +315,8 @@ class Upkeep:
     def backup(self) -> PlaybookRun:
         """Dump slurmdbd's database, copy the state of slurmctld, and bring both into `backups` of the project."""
         stack, _ = _read(self.path)
+        if stack.slurm is None:
+            raise UsageError("the stack has no Slurm, whose database and state a backup copies")
         write_stack(self.path, self.into, force=self.force)
         (self.into / "backups").mkdir(mode=0o700, exist_ok=True)
         return self._play(Playbook("backup.yaml"), _names(stack))
@@ -338,7 +329,7 @@ class Upkeep:
         """
         stack, _ = _read(self.path)
         write_stack(self.path, self.into, force=self.force)
-        if not stack.slurm.accounting:
+        if not stack.accounting:
             raise UsageError("the stack has no database to restore into")
         if not dump.is_file() and not dump.is_absolute():
             raise UsageError(f"no file `{dump}`", hint=f"name a dump: ls {self.into / 'backups'}")
@@ -353,9 +344,10 @@ class Upkeep:
         Raises:
             UsageError: the secret has another name, no apply has delivered it, or a host does not answer.
         """
-        if name not in _SECRETS:
-            raise UsageError(f"no secret `{name}`", hint=f"rotate one of {', '.join(_SECRETS)}")
         stack, _ = _read(self.path)
+        known = [*_SECRETS] if stack.slurm else ["exporter-token"]
+        if name not in known:
+            raise UsageError(f"no secret `{name}`", hint=f"rotate one of {', '.join(known)}")
         write_stack(self.path, self.into, force=self.force)
         file, length = _SECRETS[name]
         current, old = self.into / "secrets" / file, self.into / "secrets" / f"{file}.old"
@@ -415,8 +407,7 @@ class Upkeep:
         return plan_upgrade(stack, facts, self.batch, record.unfinished), record
 
     def _rollout(self, stack: Stack, playbook: Playbook = SITE) -> Rollout:
-        controller = next(iter(stack.hosts("controller")))
-        return Rollout(controller, _AnsibleNodes(self.into, self.on_result, playbook), self.on_step, self.wait_s)
+        return rollout_of(stack, _AnsibleNodes(self.into, self.on_result, playbook), self.on_step, self.wait_s)
 
     def _play(self, playbook: Playbook, hosts: Collection[str]) -> PlaybookRun:
         return run_playbook(self.into, playbook, limit=",".join(hosts), on_result=self.on_result)

@@ -17,9 +17,10 @@ from trainworks.config.stack_parts import software
 from trainworks.config.stack_parts.fabric import Fabric
 from trainworks.config.stack_parts.layers import Layers, OwnRole, PackageName, Parameter, RoleName
 from trainworks.config.stack_parts.nodes import NodeGroup
-from trainworks.config.stack_parts.scheduler import SlurmScheduler, StackUser
+from trainworks.config.stack_parts.scheduler import SlurmAccount, SlurmScheduler
 from trainworks.config.stack_parts.storage import MetadataArray, Scratch, SharedMount
-from trainworks.config.stack_parts.words import AccountName, Folder, KernelArgument, PublicKey, Role
+from trainworks.config.stack_parts.users import Directory, StackUser
+from trainworks.config.stack_parts.words import AccountName, Folder, KernelArgument, PublicKey, Role, is_of_stack
 from trainworks.errors import UsageError, suggest
 
 Value = TypeVar("Value")
@@ -32,7 +33,7 @@ class Stack(Spec):
     """One file, one cluster."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,39}$")]
-    """Name of the cluster in Slurm; lower case."""
+    """Name of the cluster, also in Slurm; lower case."""
     os: str
     """Operating system of all nodes, as in `trainworks catalog list software`."""
     network: IPv4Network
@@ -48,7 +49,8 @@ class Stack(Spec):
     """Driver of the groups with GPUs of that maker; without it, the project installs none, for images that have one."""
     fabric: Fabric | None = None
     """Network that ranks talk over; without it, adapters and switches are left as they are."""
-    slurm: SlurmScheduler
+    slurm: SlurmScheduler | None = None
+    """Scheduler of the compute nodes. Without it none is installed, and each run names the nodes that it takes."""
     mounts: tuple[SharedMount, ...] = ()
     scratch: Scratch | None = None
     metadata: MetadataArray | None = None
@@ -59,6 +61,8 @@ class Stack(Spec):
     kubernetes: software.KubernetesBundle | None = None
     monitoring: software.Monitoring | None = None
     users: tuple[StackUser, ...] = ()
+    directory: Directory | None = None
+    """LDAP servers with the users of the site, beside those that `users` gives a `uid`."""
     firewall: bool = False
     """Let each node accept what its roles need, from `network` and the fabric alone; ssh from everywhere. Without it,
     and with `kubernetes`, whose network sets its own rules, no rule is written."""
@@ -72,13 +76,15 @@ class Stack(Spec):
     @model_validator(mode="after")
     def _one_host_per_service(self) -> Stack:
         needed: dict[Role, bool] = {
-            "controller": True,
+            "controller": self.slurm is not None,
             "compute": True,
-            "database": self.slurm.accounting,
+            "database": self.accounting,
             "monitoring": self.monitoring is not None,
         }
         for role, is_needed in needed.items():
             count = sum(len(group.names) for group in self.groups(role))
+            if count and self.slurm is None and role in ("controller", "database"):
+                raise FieldError(f"the role `{role}` is one of Slurm", hint="remove it, or add `slurm`")
             if is_needed and not count:
                 raise FieldError(
                     f"no node has the role `{role}`", hint=f"add `{role}` to the `roles` of one of `nodes`"
@@ -91,9 +97,9 @@ class Stack(Spec):
     def _controllers_share_their_state(self) -> Stack:
         controllers = self.hosts("controller")
         shared = [mount.at for mount in self.mounts if not mount.read_only and mount.server not in controllers]
-        if len(controllers) > 1 and not any(PurePosixPath(self.slurm.state).is_relative_to(at) for at in shared):
+        if len(controllers) > 1 and not any(PurePosixPath(self.scheduler.state).is_relative_to(at) for at in shared):
             raise FieldError(
-                f"{len(controllers)} controllers need one state, and `{self.slurm.state}` is local to each",
+                f"{len(controllers)} controllers need one state, and `{self.scheduler.state}` is local to each",
                 hint="set `slurm.state` to a folder below one of `mounts` that no controller serves: `/shared/slurm`",
             )
         return self
@@ -117,7 +123,12 @@ class Stack(Spec):
 
     @model_validator(mode="after")
     def _partitions_name_what_is_there(self) -> Stack:
-        accounts = {"root", *(each.name for each in self.slurm.accounts), *(user.account for user in self.users)}
+        if self.slurm is None:
+            return self
+        if nameless := [user.name for user in self.users if user.account is None]:
+            message = f"the user `{nameless[0]}` has no `account`, which Slurm charges jobs to"
+            raise FieldError(message, hint="name one, of `slurm.accounts` or of its own")
+        accounts = {"root", *(each.name for each in self.accounts)}
         for partition in self.slurm.partitions:
             for name in partition.nodes:
                 if not any(group.is_called(name) or name in group.names for group in self.groups("compute")):
@@ -147,16 +158,19 @@ class Stack(Spec):
     @model_validator(mode="after")
     def _distinct_names(self) -> Stack:
         named: dict[str, list[str | int]] = {
-            "partition": [each.name for each in self.slurm.partitions],
-            "default partition": ["default" for each in self.slurm.partitions if each.default],
             "mount": [*self.folders],
             "environment": [each.name for each in self.environments],
             "image": [each.name for each in self.images],
-            "QOS": ["normal", *(each.name for each in self.slurm.qos)],
-            "account": ["root", *(each.name for each in self.slurm.accounts)],
             "user": [each.name for each in self.users],
-            "uid": [each.uid for each in self.users],
+            "uid": [each.uid for each in self.users if each.uid is not None],
         }
+        if self.slurm is not None:
+            named |= {
+                "partition": [each.name for each in self.slurm.partitions],
+                "default partition": ["default" for each in self.slurm.partitions if each.default],
+                "QOS": ["normal", *(each.name for each in self.slurm.qos)],
+                "account": ["root", *(each.name for each in self.slurm.accounts)],
+            }
         for what, names in named.items():
             if twice := [name for name in names if names.count(name) > 1]:
                 raise FieldError(f"{what} `{twice[0]}` is there twice", hint="keep one of them")
@@ -164,11 +178,20 @@ class Stack(Spec):
 
     @model_validator(mode="after")
     def _parts_have_what_they_need(self) -> Stack:
+        strangers = [user.name for user in self.users if user.uid is None]
+        if strangers and self.directory is None:
+            message = f"the user `{strangers[0]}` has no `uid`, and there is no `directory` that could have one"
+            raise FieldError(message, hint="write a `uid`, or describe the `directory`")
         if self.metadata is not None and not self.hosts("storage"):
             raise FieldError("`metadata` is on hosts with the role `storage`, and there are none")
-        if self.kubernetes is not None and not (self.slurm.accounts or self.users):
-            hint = "add `slurm.accounts` or `users`"
+        if self.kubernetes is not None and not self.accounts:
+            hint = "add `slurm.accounts`, or `users` with an `account`"
             raise FieldError("`kubernetes` has a queue for each account, and there is none", hint=hint)
+        used_on = {**self.hosts("compute"), **self.hosts("login")}
+        for mount in self.mounts:
+            if mount.kind == "nfs" and mount.server in used_on and mount.export != mount.at:
+                message = f"`{mount.server}` serves `{mount.at}` from {mount.export}, where its programs do not look"
+                raise FieldError(message, hint=f"write `export: {mount.at}`")
         names = {name for group in self.nodes for name in group.names}
         wanted = self.fabric.subnet_managers if self.fabric else ()
         if missing := [name for name in wanted if name not in names]:
@@ -200,6 +223,30 @@ class Stack(Spec):
     def own(self) -> Layers:
         """Contents of the folder of layers; empty for a stack that was not read from a file."""
         return self._own
+
+    @property
+    def scheduler(self) -> SlurmScheduler:
+        """Slurm, for what only a stack with it has."""
+        assert self.slurm is not None
+        return self.slurm
+
+    @property
+    def accounting(self) -> bool:
+        """Whether slurmdbd keeps accounts, with a database on a node of its own role."""
+        return self.slurm is not None and self.slurm.accounting
+
+    @property
+    def accounts(self) -> list[SlurmAccount]:
+        """Accounts that jobs are charged to, with those that only users name, which have no limits."""
+        accounts = list(self.slurm.accounts) if self.slurm is not None else []
+        named = {each.name for each in accounts}
+        others = dict.fromkeys(user.account for user in self.users if user.account and user.account not in named)
+        return accounts + [SlurmAccount(name=name) for name in others]
+
+    @property
+    def clocks(self) -> list[str]:
+        """Hosts whose clock all nodes follow: the controllers; without Slurm the first host."""
+        return [*self.hosts("controller")] or [self.nodes[0].names[0]]
 
     @property
     def home_of_admin(self) -> str:
@@ -245,8 +292,7 @@ def is_stack_file(path: str) -> bool:
     """Whether a file describes the machines of a cluster, and not a run; False for one that is not there."""
     if not path.endswith((".yaml", ".yml")) or not Path(path).is_file():
         return False
-    text = read_text(Path(path), "stack file")
-    return all(re.search(rf"^{key}\s*:", text, re.MULTILINE) for key in ("os", "nodes", "slurm"))
+    return is_of_stack(re.findall(r"^(\w+)\s*:", read_text(Path(path), "stack file"), re.MULTILINE))
 
 
 def load_stack(path: Path) -> tuple[Stack, Source]:

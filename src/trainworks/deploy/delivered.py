@@ -17,6 +17,7 @@ from typing import Any
 
 from trainworks.config.stack import Stack
 from trainworks.deploy import file_systems, racks
+from trainworks.deploy.directory import SSSD_CONF, with_password
 from trainworks.deploy.file_systems import MountUnit
 from trainworks.deploy.hardware import gpu_of
 from trainworks.deploy.layers import operating_system
@@ -42,6 +43,9 @@ _RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     (r"fabric/files/HOST/(.+\.network)", "/etc/systemd/network", "644", frozenset()),
     (r"fabric/files/HOST/(.+\.nmconnection)", "/etc/NetworkManager/system-connections", "600", frozenset()),
     (r"fabric/files/HOST/(.+\.conf)", "{opensm}", "644", frozenset()),
+    (r"tuning/files/GROUP/(.+\.sh)", "/usr/local/sbin", "755", frozenset()),
+    (r"directory/files/(.+\.pem)", "/etc/ssl", "644", frozenset()),
+    (r"directory/files/(.+\.conf)", "/etc/ssh/sshd_config.d", "644", frozenset()),
     (r"monitoring/files/(grafana/.+)", "/etc", "644", frozenset({"monitoring"})),
     (r"monitoring/files/(?!grafana/)(.+)", "/etc/prometheus", "644", frozenset({"monitoring"})),
 )
@@ -75,13 +79,18 @@ class DeliveredFile:
         return ", ".join(one for one, _ in wrong), ", ".join(other for _, other in wrong)
 
 
+def parts_of_slurm(stack: Stack, roles: Collection[str]) -> frozenset[str]:
+    """Roles of a host that have a part of Slurm; none without it."""
+    return SLURM_ROLES.intersection(roles) if stack.slurm is not None else frozenset()
+
+
 def exporters(stack: Stack) -> dict[str, str]:
     """Options of the exporter of Trainworks on each host that runs one; node_exporter has all that is left.
 
     The first controller gives the queue, and the runs of all users that it finds there: a second one would count them
-    twice. Compute nodes give their GPUs and their health.
+    twice. Compute nodes give their GPUs and their health. Without Slurm, no queue knows all runs.
     """
-    first, found = next(iter(stack.hosts("controller"))), dict[str, str]()
+    first, found = next(iter(stack.hosts("controller")), None), dict[str, str]()
     for group in stack.nodes:
         for name in group.names:
             collected = [*(["runs", "queue"] * (name == first)), *(["gpus", "health"] * ("compute" in group.roles))]
@@ -142,12 +151,16 @@ def _secret(
     stack: Stack, files: Mapping[str, str], secrets: Mapping[str, bytes], roles: frozenset[str], *, has_exporter: bool
 ) -> Iterator[DeliveredFile]:
     drawn = {name: secret.strip() for name, secret in secrets.items()}
-    if roles & SLURM_ROLES:
+    if parts_of_slurm(stack, roles):
         yield DeliveredFile("/etc/munge/munge.key", drawn.get("munge.key"), "400", "munge:munge")
     if "database" in roles and (template := files.get("roles/scheduler/templates/slurmdbd.conf.j2")):
         password = drawn.get("slurm_database", b"").decode()
         text = template.replace("{{ slurm_database_password }}", password) if password else None
         yield DeliveredFile("/etc/slurm/slurmdbd.conf", text, "600", "slurm:slurm")
+    if template := files.get(SSSD_CONF):
+        text = with_password(template, drawn.get("directory.password", b"").decode())
+        group = operating_system(stack).sssd_group
+        yield DeliveredFile("/etc/sssd/sssd.conf", text, "600" if group == "root" else "640", f"root:{group}")
     for key in file_systems.secret_files(stack):
         yield DeliveredFile(key["path"], secrets.get(key["secret"]), "600")
     token = drawn["exporter_token"] + b"\n" if "exporter_token" in drawn else None
@@ -173,7 +186,7 @@ def _derived(
     for unit in units:
         if unit.facts["group"] in roles | {"all"} and unit.facts["server"] != host:
             yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.name}"])
-    if "compute" in roles and stack.slurm.adopt and operating_system(stack).selinux:
+    if "compute" in roles and stack.slurm is not None and stack.slurm.adopt and operating_system(stack).selinux:
         yield DeliveredFile(f"/etc/selinux/{_ADOPT}", files[f"roles/access/files/{_ADOPT}"])
 
 

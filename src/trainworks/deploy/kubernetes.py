@@ -33,10 +33,7 @@ class TeamShare:
 
 def teams(stack: Stack) -> list[TeamShare]:
     """Teams of a stack, by account; those that only users name have a share of 1."""
-    accounts = list(stack.slurm.accounts)
-    named = {each.name for each in accounts}
-    extra = dict.fromkeys(user.account for user in stack.users if user.account not in named)
-    accounts += [SlurmAccount(name=name) for name in extra]
+    accounts = stack.accounts
     parents = {each.parent for each in accounts}
     return [
         TeamShare(each.name, queue_of_team(each.name), _fraction(each, accounts), each.max_gpus)

@@ -20,6 +20,7 @@ from trainworks.config.load import problems_of
 from trainworks.config.source import Source
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.layers import NoPackages, OperatingSystem, Packages
+from trainworks.config.stack_parts.scheduler import SlurmScheduler
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems
 from trainworks.errors import ArgumentError, RunFileError, UsageError, suggest
@@ -115,18 +116,16 @@ def packages_of(stack: Stack) -> Mapping[str, object]:
     """
     system = operating_system(stack)
     packages, fabric, kinds = system.packages, stack.fabric, {mount.kind for mount in stack.mounts}
-    slurm = packages.distribution if stack.slurm.packages == "distribution" else packages.schedmd
-    if isinstance(slurm, NoPackages):
-        raise ArgumentError(f"{system.name}: {slurm.none}", argument="slurm.packages")
     needed: dict[str, tuple[Packages, str] | None] = {
         "base_packages": (packages.base, "os"),
         "time_packages": (packages.time, "os"),
         "compiler_packages": (packages.compiler, "os"),
-        "munge_packages": (packages.munge, "slurm"),
+        "munge_packages": (packages.munge, "slurm") if stack.slurm else None,
         "venv_packages": (packages.venv, "environments"),
-        "database_packages": (packages.mariadb, "slurm.accounting") if stack.slurm.accounting else None,
+        "database_packages": (packages.mariadb, "slurm.accounting") if stack.accounting else None,
         "nfs_server_packages": (packages.nfs_server, "mounts") if file_systems.exports(stack) else None,
         "nfs_client_packages": (packages.nfs_client, "mounts") if "nfs" in kinds else None,
+        "directory_packages": (packages.directory, "directory") if stack.directory else None,
         "firewall_packages": (packages.firewall, "firewall") if firewall_of(stack) else None,
         "selinux_packages": (packages.selinux, "os") if system.selinux else None,
         "exporter_packages": (packages.node_exporter, "monitoring") if stack.monitoring else None,
@@ -137,12 +136,19 @@ def packages_of(stack: Stack) -> Mapping[str, object]:
         needed["fabric_packages"] = (packages.doca if fabric.doca else packages.rdma, "fabric.driver")
     # that release alone: the repository of a newer one would replace the modules under running jobs
     release = str(fabric.doca) if fabric else ""
-    parts = ["client", "controller", "compute"]
-    parts += ["database"] * stack.slurm.accounting + ["adopt"] * stack.slurm.adopt
     return {
         **{name: named(*each, system, release=release) if each else [] for name, each in needed.items()},
-        "slurm_packages": {part: named(getattr(slurm, part), "slurm.packages", system) for part in parts},
+        "slurm_packages": _slurm_packages(stack.slurm, system) if stack.slurm else {},
     }
+
+
+def _slurm_packages(slurm: SlurmScheduler, system: OperatingSystem) -> Mapping[str, list[str]]:
+    """Packages of Slurm by its parts."""
+    packages = system.packages.distribution if slurm.packages == "distribution" else system.packages.schedmd
+    if isinstance(packages, NoPackages):
+        raise ArgumentError(f"{system.name}: {packages.none}", argument="slurm.packages")
+    parts = ["client", "controller", "compute", *["database"] * slurm.accounting, *["adopt"] * slurm.adopt]
+    return {part: named(getattr(packages, part), "slurm.packages", system) for part in parts}
 
 
 def named(
@@ -225,11 +231,15 @@ def _parameter(line: str) -> str:
 def with_own_plays(site: str, stack: Stack) -> str:
     """The playbook with a play for each role of `roles.yaml`, before or after the play of another role.
 
+    Without Slurm, the plays of its roles are left out.
+
     Raises:
         UsageError: a role without tasks, of one of our names, or beside a role that is not there.
     """
     place, texts = f"{stack.own.folder}/roles.yaml", stack.own.below("roles")
     plays = re.split(r"\n(?=(?:# [^\n]*\n)*- name: )", site.rstrip("\n"))
+    if stack.slurm is None:
+        plays = [play for play in plays if not re.search(r"\{role: (scheduler|access|backup),", play)]
     for name, role in stack.own.roles.items():
         hosts = ",".join(by_host(stack, "roles.yaml", {role.hosts: ()}))
         anchor = str(role.before or role.after)

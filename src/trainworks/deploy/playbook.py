@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired, TypedDict
@@ -99,10 +99,9 @@ def run_playbook(
     options += [f"--limit={limit}"] if limit is not None else []
     options += [f"--tags={','.join(playbook.tags)}"] if playbook.tags else []
     options += [f"--extra-vars={json.dumps(playbook.variables)}"] if playbook.variables else []
-    options += [f"--inventory={each}" for each in ("inventory.yaml", *playbook.inventories) if playbook.inventories]
     results: list[TaskResult] = []
     hosts: list[HostCounts] = []
-    for event in _events(project, playbook.name, options):
+    for event in _events(project, playbook.name, options, playbook.inventories):
         if "counts" in event:
             hosts.append(HostCounts(event["host"], *event["counts"]))
             continue
@@ -113,8 +112,10 @@ def run_playbook(
     return PlaybookRun(tuple(results), tuple(hosts))
 
 
-def run_command(project: Path, hosts: Collection[str], command: str) -> dict[str, Answer]:
-    """Run a command of bash as root on some hosts of a project, side by side.
+def run_command(
+    project: Path, hosts: Collection[str], command: str, inventories: Sequence[str] = ()
+) -> dict[str, Answer]:
+    """Run a command of bash as root on some hosts of a project, or of `inventories` beside its own, side by side.
 
     Returns:
         The answer of every one of the hosts.
@@ -124,10 +125,11 @@ def run_command(project: Path, hosts: Collection[str], command: str) -> dict[str
     """
     variables = json.dumps({"command": command})
     options = [f"--limit={','.join(hosts)}", f"--extra-vars={variables}"]
-    said = {event["host"]: event for event in _events(project, "command.yaml", options) if "counts" not in event}
-    events = {host: said.get(host, _Line(host=host)) for host in hosts}
-    no_answer = {host: (None, event.get("detail", "no answer")) for host, event in events.items()}
-    return {host: Answer(*event.get("answer", no_answer[host])) for host, event in events.items()}
+    events = _events(project, "command.yaml", options, inventories)
+    said = {event["host"]: event for event in events if "counts" not in event}
+    lines = {host: said.get(host, _Line(host=host)) for host in hosts}
+    no_answer = {host: (None, event.get("detail", "no answer")) for host, event in lines.items()}
+    return {host: Answer(*event.get("answer", no_answer[host])) for host, event in lines.items()}
 
 
 def hosts_of(project: Path, limit: str) -> list[str]:
@@ -163,7 +165,8 @@ class _Line(TypedDict):
     answer: NotRequired[tuple[int | None, str]]
 
 
-def _events(project: Path, playbook: str, options: Iterable[str]) -> Iterator[_Line]:
+def _events(project: Path, playbook: str, options: list[str], inventories: Sequence[str]) -> Iterator[_Line]:
+    options += [f"--inventory={each}" for each in ("inventory.yaml", *inventories) if inventories]
     settings = ("ANSIBLE_STDOUT_CALLBACK=result_lines", "ANSIBLE_CALLBACK_PLUGINS=callback_plugins")
     command = ["env", "-C", str(project), *settings, "ANSIBLE_CONFIG=ansible.cfg", _program("ansible-playbook")]
     counted = False

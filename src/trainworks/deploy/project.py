@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import get_args
+from pathlib import PurePosixPath
+from typing import TypedDict, get_args
 
 from trainworks import __version__
 from trainworks.catalog.stack_cluster import group_fabric
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
-from trainworks.config.stack_parts.software import ImageRecipe, SoftwareEnvironment
 from trainworks.config.stack_parts.storage import MountKind
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
 from trainworks.deploy.delivered import delivered_files, exporters
+from trainworks.deploy.directory import directory_files, directory_variables
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
 from trainworks.deploy.hardware import architectures, gpu_of
+from trainworks.deploy.images import image_files, index_of, machine_image_files
 from trainworks.deploy.kubernetes import bundle_files
 from trainworks.deploy.layers import (
     by_host,
@@ -31,9 +32,9 @@ from trainworks.deploy.layers import (
     with_own_variables,
 )
 from trainworks.deploy.node_groups import NO_GROUP, group_variables
-from trainworks.deploy.slurm_conf import accounts_script, node_scripts, slurm_files, slurmdbd_template
+from trainworks.deploy.slurm_conf import accounts_script, check_script, node_scripts, slurm_files, slurmdbd_template
 from trainworks.deploy.templating import render
-from trainworks.errors import ArgumentError
+from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.plan.network.nccl import ADDING_SWITCHES
@@ -41,9 +42,6 @@ from trainworks.plan.network.nccl import ADDING_SWITCHES
 _HOMES = "/home"
 _CLIENT_PORTS: dict[MountKind, str] = {"lustre": "988/tcp", "beegfs": "8004/udp", "scale": "1191/tcp"}
 """Ports of clients that the servers of a file system call back at."""
-_INDEX = "https://download.pytorch.org/whl"
-_IMAGE_ROLES = ("base", "fabric", "gpu")
-"""Roles that a machine without its network and its drives can take."""
 _RAIL_FILES = {"networkd": "network", "networkmanager": "nmconnection"}
 """Kind of the file with the address of a rail, by what reads it."""
 _HIGHEST_PRIORITY = 14
@@ -64,8 +62,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         message = f"compute nodes are {' and '.join(found)}, and a virtual environment is for one of them"
         hint = "write environments with an `image` for both, or give each kind of nodes a stack file of its own"
         raise ArgumentError(message, argument="environments", hint=hint)
-    slurm, units = slurm_files(stack), file_systems.mount_units(stack)
-    slurm["slurm.conf"] = with_own_lines(slurm["slurm.conf"], stack)
+    slurm, units = _slurm_files(stack), file_systems.mount_units(stack)
     files = dict(_static(resources.files("trainworks.deploy").joinpath("ansible")))
     variables = _variables(stack, packages_of(stack), slurm, monitoring)
     files["site.yaml"] = with_own_plays(files["site.yaml"], stack)
@@ -82,7 +79,8 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     files |= _group_files(stack) | _fabric_files(stack)
     files |= image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
     files |= {f"roles/monitoring/files/{name}": text for name, text in monitoring.items()}
-    if stack.slurm.accounting:
+    files |= directory_files(stack)
+    if stack.accounting:
         files["roles/scheduler/templates/slurmdbd.conf.j2"] = slurmdbd_template(stack)
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
     files |= {f"roles/storage/files/{host}/exports": text for host, text in file_systems.exports(stack).items()}
@@ -91,17 +89,37 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     return dict(sorted((files | own_files(stack, files, delivered)).items()))
 
 
+def _slurm_files(stack: Stack) -> dict[str, str]:
+    """Files of /etc/slurm on every node, with the lines of the layers, by name; none without Slurm.
+
+    Raises:
+        UsageError: a line sets what slurm.conf has already, or the stack has no Slurm.
+    """
+    if stack.slurm is None:
+        if stray := [*stack.own.below("slurm.d")]:
+            place = f"{stack.own.folder}/slurm.d/{stray[0]}"
+            raise UsageError("the stack has no slurm.conf", place=place, hint="remove the file, or add `slurm`")
+        return {}
+    files = slurm_files(stack)
+    return files | {"slurm.conf": with_own_lines(files["slurm.conf"], stack)}
+
+
 def _group_files(stack: Stack) -> dict[str, str]:
-    """Variables of each group of compute nodes and its files of the roles `scheduler` and `fabric`, by path."""
+    """Variables of each group of compute nodes and its files of the roles `scheduler`, `tuning` and `fabric`, by path.
+
+    Without Slurm, the check of a node is a script of its own.
+    """
     files: dict[str, str] = {}
     for name, group in stack.group_names.items():
         if "compute" in group.roles:
-            scripts = node_scripts(stack, group)
+            scripts = node_scripts(stack, group) if stack.slurm is not None else {}
             own = {key: value for key, value in stack.own.variables.items() if key in NO_GROUP}
             found = {"slurm_group_files": list(scripts), **group_variables(stack, group)}
             found |= {key: value for key, value in own.items() if key in found}
             files |= {f"group_vars/{name}.yaml": to_yaml({"node_group": name, **found})}
             files |= {f"roles/scheduler/files/{name}/{file}": text for file, text in scripts.items()}
+            if stack.slurm is None:
+                files[f"roles/tuning/files/{name}/check-node.sh"] = check_script(stack, group)
             files |= {f"roles/fabric/files/{name}/{file}": text for file, text in _adapter_files(stack, group).items()}
     return files
 
@@ -166,6 +184,8 @@ def inventory(stack: Stack) -> Mapping[str, object]:
     groups: dict[str, Mapping[str, object]] = {
         role: {"hosts": {name: {} for name in stack.hosts(role)}} for role in roles if stack.hosts(role)
     }
+    installing = {host for each in stack.environments for host in _place(stack, each.at)["hosts"]}
+    groups["environments"] = {"hosts": {name: {} for name in addresses if name in installing}}
     groups |= {name: {"hosts": {host: {} for host in group.names}} for name, group in stack.group_names.items()}
     return {"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts, "children": groups}}
 
@@ -194,7 +214,7 @@ def cloud_init(stack: Stack) -> str:
 
 
 def _variables(
-    stack: Stack, packages: Mapping[str, object], slurm: Mapping[str, str], monitoring: Iterable[str]
+    stack: Stack, packages: Mapping[str, object], slurm: Iterable[str], monitoring: Iterable[str]
 ) -> Mapping[str, object]:
     system, own = operating_system(stack), stack.own
     sysctl = dict(by_host(stack, "sysctl.yaml", own.sysctl))
@@ -211,6 +231,7 @@ def _variables(
         "selinux": system.selinux,
         "network": str(stack.network),
         "network_backend": system.network,
+        "clock_hosts": stack.clocks,
         **packages,
         **NO_GROUP,
         "further_packages": {key: list(names) for key, names in by_host(stack, "packages.yaml", own.packages).items()},
@@ -232,19 +253,28 @@ def _variables(
         "beegfs_files": list(file_systems.beegfs_files(stack)),
         "striped_folders": file_systems.striped_folders(stack),
         "scratch_at": stack.scratch.at if stack.scratch else "",
-        "slurm_accounting": stack.slurm.accounting,
-        "slurm_adopt": stack.slurm.adopt,
-        "slurm_release": stack.slurm.release,
-        "slurm_files": list(slurm),
-        "slurm_state": stack.slurm.state,
-        "slurm_database_password": _drawn("slurm_database"),
+        **_slurm_variables(stack, slurm),
         "homes": _homes(stack),
         "users": [
-            {"name": user.name, "uid": user.uid, "account": user.account, "keys_of_login": list(user.keys)}
+            {"name": user.name, "uid": user.uid, "account": user.account or "", "keys_of_login": list(user.keys)}
             for user in stack.users
         ],
+        **directory_variables(stack, has_local_homes=not _homes(stack)["shared"]),
         **_environment_variables(stack),
         **_monitoring_variables(stack, monitoring),
+    }
+
+
+def _slurm_variables(stack: Stack, files: Iterable[str]) -> Mapping[str, object]:
+    """Variables of the roles `scheduler`, `access` and `backup`; empty without Slurm."""
+    slurm = stack.slurm
+    return {
+        "slurm_accounting": stack.accounting,
+        "slurm_adopt": slurm is not None and slurm.adopt,
+        "slurm_release": slurm.release if slurm is not None else "",
+        "slurm_files": [*files],
+        "slurm_state": slurm.state if slurm is not None else "",
+        "slurm_database_password": _drawn("slurm_database"),
     }
 
 
@@ -256,6 +286,7 @@ def _environment_variables(stack: Stack) -> Mapping[str, object]:
             {
                 "name": each.name,
                 "at": each.at,
+                **_place(stack, each.at),
                 "torch": each.torch if each.torch.count(".") > 1 else f"{each.torch}.*",
                 "index": index_of(each),
                 "packages": list(each.packages),
@@ -264,9 +295,28 @@ def _environment_variables(stack: Stack) -> Mapping[str, object]:
             if each.torch is not None
         ],
         "images": [
-            {"name": each.name, "at": each.at, "image": each.image} for each in stack.environments if each.image
+            {"name": each.name, "at": each.at, **_place(stack, each.at), "image": each.image}
+            for each in stack.environments
+            if each.image
         ],
     }
+
+
+class _Place(TypedDict):
+    """Where an environment is installed."""
+
+    hosts: list[str]
+    is_local: bool
+
+
+def _place(stack: Stack, folder: str) -> _Place:
+    """Hosts that install into a folder: one for all, as the folder is on a shared file system.
+
+    Without Slurm, a folder below no mount is on each compute node, which installs into its own.
+    """
+    is_shared = stack.slurm is not None or any(PurePosixPath(folder).is_relative_to(each.at) for each in stack.mounts)
+    first = [*stack.hosts("login"), *stack.hosts("controller"), *stack.hosts("compute")]
+    return _Place(hosts=first[:1] if is_shared else [*stack.hosts("compute")], is_local=not is_shared)
 
 
 def _drawn(name: str) -> str:
@@ -313,14 +363,20 @@ def _homes(stack: Stack) -> Mapping[str, object]:
 
 
 def _ports(stack: Stack) -> Mapping[str, list[str]]:
-    """Ports that hosts of each role open to `network`, beside ssh; compute nodes open all to each other."""
+    """Ports that all hosts, those of a role or a single one open to `network`, beside ssh.
+
+    Compute nodes open all to each other.
+    """
     kinds = {mount.kind for mount in stack.mounts}
     own = [port for kind, port in _CLIENT_PORTS.items() if kind in kinds]
     own += [f"{port}/tcp" for port in EXPORTER_PORTS.values()] if stack.monitoring else []
+    ntp, ports = "123/udp", {"all": own, "storage": ["2049/tcp"], "compute": [], "monitoring": []}
+    if stack.slurm is None:
+        return ports | {host: [ntp] for host in stack.clocks}
     # 60001 to 63000: what `SrunPortRange` says
-    srun, ntp = "60001-63000/tcp", "123/udp"
-    ports = {"login": [srun], "controller": ["6817/tcp", srun, ntp], "database": ["6819/tcp"], "storage": ["2049/tcp"]}
-    return {"all": own, **ports, "compute": ["6818/tcp"], "monitoring": []}
+    srun = "60001-63000/tcp"
+    ports |= {"login": [srun], "controller": ["6817/tcp", srun, ntp], "database": ["6819/tcp"]}
+    return ports | {"compute": ["6818/tcp"]}
 
 
 def _fabric_variables(stack: Stack) -> Mapping[str, object]:
@@ -345,71 +401,3 @@ def _static(folder: Traversable, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _static(entry, f"{name}/")
         else:
             yield name, entry.read_text(encoding="utf-8")
-
-
-def image_files(recipes: tuple[ImageRecipe, ...], locks: Mapping[str, str]) -> dict[str, str]:
-    """Files of all container images by path: each by the digest of its base and the hashes of its wheels.
-
-    Source: Containerfile(5), buildah-build(1), `pip install --require-hashes`.
-
-    `locks` has the text of each lock file, by its name in the recipes.
-
-    Raises:
-        ArgumentError: a lock file has a requirement without a hash, or no PyTorch.
-    """
-    files: dict[str, str] = {}
-    for index, recipe in enumerate(recipes):
-        lock = locks[recipe.lock]
-        argument = f"images.{index}.lock"
-        # refuse a lock file that does not say which files are installed
-        hint = "write it with `uv pip compile --generate-hashes requirements.in`"
-        names = set()
-        # a requirement and its hashes are one line, over several of the file
-        lines = (line.strip() for line in re.sub(r"\\\n\s*", " ", lock).splitlines())
-        for entry in lines:
-            if not entry or entry.startswith(("#", "--index-url", "--extra-index-url")):
-                continue
-            found = re.match(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==\S+", entry)
-            if found is None or "--hash=sha256:" not in entry:
-                raise ArgumentError(
-                    f"`{entry[:60]}` in {recipe.lock} has no version or no hash", argument=argument, hint=hint
-                )
-            names.add(found[1].lower())
-        if "torch" not in names:
-            raise ArgumentError(f"{recipe.lock} has no torch", argument=argument, hint=hint)
-        folder = f"images/{recipe.name}"
-        files |= {
-            f"{folder}/Containerfile": render("images/Containerfile", recipe=recipe, index=index_of(recipe)),
-            f"{folder}/requirements.lock": lock,
-            f"{folder}/.containerignore": render("images/containerignore"),
-            f"{folder}/build.sh": render("images/build.sh", recipe=recipe),
-        }
-    return files
-
-
-def index_of(recipe: ImageRecipe | SoftwareEnvironment) -> str:
-    """Index of PyTorch's wheels for the accelerator of an image or an environment.
-
-    >>> from trainworks.config.stack_parts.software import ImageRecipe
-    >>> index_of(ImageRecipe(name="a", base="b@sha256:" + "0" * 64, rocm="6.4", lock="a.lock"))
-    'https://download.pytorch.org/whl/rocm6.4'
-    """
-    if recipe.cuda is not None:
-        return f"{_INDEX}/cu{recipe.cuda.replace('.', '')}"
-    return f"{_INDEX}/rocm{recipe.rocm}" if recipe.rocm is not None else f"{_INDEX}/cpu"
-
-
-def machine_image_files(stack: Stack) -> dict[str, str]:
-    """Files by path, for the first group of compute nodes; empty without `machine_image`.
-
-    The roles of the image are those of a node that runs, so that an image and a repaired node do not differ.
-
-    Source: Packer's HCL2, its QEMU builder and its Ansible provisioner.
-    """
-    if stack.machine_image is None:
-        return {}
-    group = next(stack.groups("compute"))
-    name = next(name for name, each in stack.group_names.items() if each == group)
-    facts = {"node": group.names[0], "group": name, "roles": _IMAGE_ROLES}
-    packer = render("images/node.pkr.hcl", image=stack.machine_image, admin=stack.admin, **facts)
-    return {"images/machine/node.pkr.hcl": packer}

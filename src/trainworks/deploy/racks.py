@@ -33,7 +33,7 @@ def racks_of(stack: Stack) -> dict[str, dict[str, str]]:
 
 def has_blocks(stack: Stack) -> bool:
     """True if Slurm places jobs by rack: its compute nodes are in such racks, and its release knows blocks and IMEX."""
-    return version_key(stack.slurm.release) >= _FIRST_RELEASE and set(rack_of_nodes(stack)) == set(
+    return version_key(stack.scheduler.release) >= _FIRST_RELEASE and set(rack_of_nodes(stack)) == set(
         stack.hosts("compute")
     )
 

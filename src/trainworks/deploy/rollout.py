@@ -13,11 +13,19 @@ from trainworks.deploy.playbook import Answer, HostCounts, PlaybookRun, TaskResu
 
 REASON = "trainworks deploy"
 """Reason of a drain; an apply that was interrupted finds its nodes again by it."""
+CHECK = "/usr/local/sbin/check-node.sh"
+"""Checks a node that has no prolog, since it has no Slurm."""
 HEALTH = (
-    "{ if command -v trainworks > /dev/null; then trainworks health --as prolog; else /etc/slurm/prolog.sh; fi; } 2>&1 "
+    "{ if command -v trainworks > /dev/null; then trainworks health --as prolog; "
+    f"elif [ -e {CHECK} ]; then {CHECK}; else /etc/slurm/prolog.sh; fi; }} 2>&1 "
     "| sed 's/^print //'; (exit ${PIPESTATUS[0]})"
 )
-"""Checks a node, and prints a line for each failure: with Trainworks where it is installed, else with the prolog."""
+"""Checks a node, and prints a line for each failure: with Trainworks where it is installed, else with a script."""
+_COMPUTES = (
+    '[ -n "$(nvidia-smi --query-compute-apps=pid --format=csv,noheader 2> /dev/null; '
+    'ls /sys/class/kfd/kfd/proc 2> /dev/null)" ]'
+)
+"""Whether a process computes on a GPU of NVIDIA or of AMD."""
 _JOIN_S = 180
 _ENDED = ("drained", "draining", "down")
 
@@ -36,7 +44,7 @@ class BatchStep:
     """Something that happened to hosts of a batch."""
 
     hosts: tuple[str, ...]
-    step: str  # unchanged, drained, applied, healthy, joined, resumed, or failed
+    step: str  # unchanged, drained, free, applied, healthy, joined, resumed, or failed
     detail: str = ""
 
 
@@ -53,6 +61,8 @@ class RolloutNodes(Protocol):
 def batches(stack: Stack, size: int | None, hosts: Collection[str] | None = None) -> list[Batch]:
     """Hosts of a stack, or these alone, in the order in which they change: servers together, then compute nodes, `size`
     at a time; those of one rack, under one set of leaf switches, when None.
+
+    Without Slurm, a server that computes, too, is a batch of its own before the other compute nodes.
     """
     wanted = [name for group in stack.nodes for name in group.names if hosts is None or name in hosts]
     servers = {name for group in stack.nodes if set(group.roles) != {"compute"} for name in group.names}
@@ -60,7 +70,9 @@ def batches(stack: Stack, size: int | None, hosts: Collection[str] | None = None
     if size is not None:
         nodes = [name for rack in chosen for name in rack]
         chosen = [tuple(nodes[start : start + size]) for start in range(0, len(nodes), size)]
-    first = tuple(name for name in wanted if name in servers)
+    both = servers.intersection(stack.hosts("compute")) if stack.slurm is None else set()
+    first = tuple(name for name in wanted if name in servers - both)
+    chosen = [(name,) for name in wanted if name in both] + chosen
     return [Batch(first, False)] * bool(first) + [Batch(rack, True) for rack in chosen if rack]
 
 
@@ -92,7 +104,7 @@ class Rollout:
         return PlaybookRun(tuple(results), tuple(counts))
 
     def _batch(self, batch: Batch) -> PlaybookRun:
-        known = self.states() if batch.computes else {}
+        known = self.states(batch.hosts) if batch.computes else {}
         if any(name in known for name in batch.hosts):
             preview = self.nodes.apply(batch.hosts, dry_run=True)
             if not preview.changed and not preview.failed:
@@ -110,12 +122,12 @@ class Rollout:
             return replace(done, stopped=self.check(batch.hosts) or self.resume(ours))
         return done
 
-    def states(self) -> dict[str, tuple[str, str]]:
-        """State and reason of each node that answers Slurm; empty on a new cluster, where Slurm does not answer."""
+    def states(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """State and reason of each of these nodes that answers Slurm; empty on a new cluster, where Slurm does not."""
         answer = self._ask("sinfo --noheader --Node --format='%N|%T|%E'")
         lines = answer.output.splitlines() if answer.exit_code == 0 else []
         rows = [line.split("|", 2) for line in lines]
-        return {name: (state, reason) for name, state, reason in rows if not state.endswith("*")}
+        return {name: (state, reason) for name, state, reason in rows if name in names and not state.endswith("*")}
 
     def drain(self, names: Sequence[str]) -> str:
         """Drain nodes and wait for their jobs; what is wrong, if it is."""
@@ -178,6 +190,46 @@ class Rollout:
 
     def _say(self, names: Sequence[str], step: str, detail: str = "") -> None:
         self.on_step(BatchStep(tuple(names), step, detail))
+
+
+@dataclass(frozen=True, slots=True)
+class UnscheduledRollout(Rollout):
+    """Applies a stack without Slurm: a node is free while no process computes on its GPUs; no queue holds runs back."""
+
+    def states(self, names: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """Each of these nodes that has what an apply left there."""
+        answers = self.nodes.command(names, f"test -e {CHECK}") if names else {}
+        return {name: ("idle", "none") for name in names if answers[name].exit_code == 0}
+
+    def drain(self, names: Sequence[str]) -> str:
+        """Wait until nothing computes on these nodes; what is wrong, if something still does."""
+        waiting = f"timeout {self.wait_s} bash -c {shlex.quote(f'while {_COMPUTES}; do sleep 2; done')}"
+        answers = self.nodes.command(names, waiting) if names else {}
+        free = [name for name in names if answers[name].exit_code == 0]
+        busy = [name for name in names if answers[name].exit_code not in (0, None)]
+        problem = f"programs were still computing on GPUs after {self.wait_s} s"
+        for each, step in ((busy, "failed"), ([] if busy else free, "free")):
+            if each:
+                self._say(each, step, problem if step == "failed" else "")
+        return f"{','.join(busy)}: {problem}" if busy else ""
+
+    def resume(self, names: Sequence[str]) -> str:
+        """Nothing: no queue held them back."""
+        return ""
+
+    def give_up(self, names: Sequence[str]) -> None:
+        """Nothing: no queue has jobs on machines that are gone."""
+
+    def joined(self, names: Sequence[str]) -> str:
+        """Nothing: no scheduler waits for them."""
+        return ""
+
+
+def rollout_of(stack: Stack, nodes: RolloutNodes, on_step: Callable[[BatchStep], None], wait_s: int) -> Rollout:
+    """How a stack comes onto its nodes, with Slurm or without it."""
+    if stack.slurm is None:
+        return UnscheduledRollout("", nodes, on_step, wait_s)
+    return Rollout(next(iter(stack.hosts("controller"))), nodes, on_step, wait_s)
 
 
 def is_ours(state: str, reason: str) -> bool:

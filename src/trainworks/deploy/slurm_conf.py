@@ -14,7 +14,8 @@ from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
-from trainworks.config.stack_parts.scheduler import Partition, QualityOfService, SlurmAccount, StackUser
+from trainworks.config.stack_parts.scheduler import Partition, QualityOfService, SlurmAccount
+from trainworks.config.stack_parts.users import StackUser
 from trainworks.deploy import racks
 from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.hardware import gpu_of, gres_devices, gres_of, hardware_of, is_of_amd
@@ -41,10 +42,10 @@ def slurm_files(stack: Stack) -> dict[str, str]:
     }
     if scratch is not None:
         files["task_prolog.sh"] = task_prolog(scratch)
-    if stack.slurm.power is not None:
+    if stack.scheduler.power is not None:
         autoscale = _autoscale(stack)
         files |= {"resume.sh": resume_program(autoscale), "suspend.sh": suspend_program(autoscale)}
-    if stack.slurm.pyxis is not None:
+    if stack.scheduler.pyxis is not None:
         files["plugstack.conf"] = render("slurm/plugstack.conf")
     gres = _gres(stack)
     return files | ({"gres.conf": gres} if gres else {})
@@ -58,6 +59,11 @@ def node_scripts(stack: Stack, group: NodeGroup) -> dict[str, str]:
         "epilog.sh": epilog(check, scratch=scratch),
         "health_check.sh": health_check(check),
     }
+
+
+def check_script(stack: Stack, group: NodeGroup) -> str:
+    """Script that checks a node of a group where no Slurm does: it prints what is wrong, and fails."""
+    return render("slurm/check_script.sh", check=_node_check(stack, group))
 
 
 def _switches(stack: Stack) -> list[str]:
@@ -87,9 +93,9 @@ def _slurm_conf(stack: Stack) -> str:
         has_gpus=bool(_gres(stack)),
         has_blocks=racks.has_blocks(stack),
         backfill=_backfill(stack),
-        power_lines=power_lines(_autoscale(stack)) if stack.slurm.power else [],
+        power_lines=power_lines(_autoscale(stack)) if stack.scheduler.power else [],
         nodes=[(group, hardware_of(group)) for group in stack.groups("compute")],
-        partitions=[_partition(stack, each) for each in stack.slurm.partitions],
+        partitions=[_partition(stack, each) for each in stack.scheduler.partitions],
         gres_of=gres_of,
     )
 
@@ -109,7 +115,7 @@ def _partition(stack: Stack, partition: Partition) -> Mapping[str, object]:
     Accounts are those of the stack file with those below them: releases of Slurm before 24.05 compare names alone.
     """
     groups, accounts = stack.nodes_of(partition.nodes), list(partition.accounts)
-    for account in stack.slurm.accounts:  # parents come first
+    for account in stack.scheduler.accounts:  # parents come first
         accounts += [account.name] if account.parent in accounts and account.name not in accounts else []
     nodes = [hardware_of(group) for group, _ in groups]
     gpus = [(each, each.accelerators.count) for each in nodes if each.accelerators is not None]
@@ -130,7 +136,7 @@ def _backfill(stack: Stack) -> str | None:
     Source: slurm.conf(5), SchedulerParameters: `bf_window` is at least the highest limit, 30 days at most, and
     `bf_resolution` grows with it, so that it manages as many steps of time as by default.
     """
-    limits = [parse_slurm_time(each.max_time) or math.inf for each in stack.slurm.partitions]
+    limits = [parse_slurm_time(each.max_time) or math.inf for each in stack.scheduler.partitions]
     minutes = min(math.ceil(max(limits) / 60), _LONGEST_WINDOW) if max(limits) < math.inf else _LONGEST_WINDOW
     if minutes <= _USUAL_WINDOW:
         return None
@@ -139,7 +145,7 @@ def _backfill(stack: Stack) -> str | None:
 
 def _autoscale(stack: Stack) -> Autoscale:
     """Power saving of the compute nodes in the words of `slurm_power`, whose programs it uses."""
-    power = stack.slurm.power
+    power = stack.scheduler.power
     assert power is not None
     first = hardware_of(next(stack.groups("compute")))
     node = CloudNode(cores=first.sockets * first.cores_per_socket * first.threads_per_core, memory=first.memory)
@@ -180,12 +186,13 @@ _DETECTED = {
 
 
 def _node_check(stack: Stack, group: NodeGroup) -> NodeCheck:
-    """What a compute node must have before it gets a job."""
+    """What a compute node must have before it gets a job; the server of a file system has its folder unmounted."""
     found = hardware_of(group).accelerators
+    shared = tuple(mount.at for mount in stack.mounts if mount.server not in group.names)
     return NodeCheck(
         accelerators=found.count if found else 0,
         vendor="amd" if found and is_of_amd(found) else "nvidia",
-        mounted=tuple(mount.at for mount in stack.mounts) + ((stack.scratch.at,) if stack.scratch else ()),
+        mounted=shared + ((stack.scratch.at,) if stack.scratch else ()),
         free_gb={stack.scratch.at: _SCRATCH_FREE_GB} if stack.scratch else None,
     )
 
@@ -196,11 +203,8 @@ def accounts_script(stack: Stack) -> str:
     A second run changes nothing. It removes no QOS, account or user that the stack does not name: their history of
     usage is attached to them. The parents of accounts come before them.
     """
-    slurm = stack.slurm
-    named = {account.name for account in slurm.accounts}
-    plain = [SlurmAccount(name=user.account) for user in stack.users if user.account not in named]
-    lines = [line for qos in slurm.qos for line in _qos(qos)]
-    lines += [line for each in (*slurm.accounts, *dict.fromkeys(plain)) for line in _account(stack.name, each)]
+    lines = [line for qos in stack.scheduler.qos for line in _qos(qos)]
+    lines += [line for each in stack.accounts for line in _account(stack.name, each)]
     lines += [line for user in stack.users for line in _user(stack.name, user)]
     return render("slurm/accounts.sh", cluster=stack.name, lines=lines)
 

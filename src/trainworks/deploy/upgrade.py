@@ -78,9 +78,11 @@ def plan_upgrade(
     first = {name for name in roles if "database" in roles[name]}
     first |= controllers if first & controllers else set()
     servers = [first, controllers - first]
-    servers += [{name} for name in roles if roles[name] != {"compute"} and name not in first | controllers]
+    computing = [batch for batch in batches(stack, size) if batch.computes]
+    others = {name for batch in computing for name in batch.hosts} | first | controllers
+    servers += [{name} for name in roles if name not in others]
     order = [Batch(tuple(name for name in roles if name in hosts), computes=False) for hosts in servers if hosts]
-    order += [batch for batch in batches(stack, size) if batch.computes]
+    order += computing
     steps: list[UpgradeStep] = []
     for batch in order:
         hosts = tuple(name for name in batch.hosts if changes[name])
@@ -113,7 +115,8 @@ def _wanted(stack: Stack, groups: Iterable[NodeGroup]) -> dict[str, str]:
     """Release of each part that is upgraded; of the driver all that the groups have. AMD's is not upgraded."""
     drivers = dict.fromkeys(gpu.driver for group in groups if (gpu := gpu_of(stack, group)) and gpu.driver)
     kernel = stack.fabric.kernel if stack.fabric else None
-    wanted = {"Slurm": stack.slurm.release, "driver": ", ".join(drivers), "kernel": kernel or ""}
+    slurm = stack.slurm.release if stack.slurm else ""
+    wanted = {"Slurm": slurm, "driver": ", ".join(drivers), "kernel": kernel or ""}
     return {part: release for part, release in wanted.items() if release}
 
 

@@ -9,12 +9,12 @@ from typing import Literal
 
 from trainworks.config.stack import Stack
 from trainworks.config.stack_parts.nodes import NodeGroup
-from trainworks.deploy.delivered import SLURM_ROLES, DeliveredFile, exporters
+from trainworks.deploy.delivered import DeliveredFile, exporters, parts_of_slurm
 from trainworks.deploy.file_systems import exports, is_mounted_as, mounted_as, unit_name
 from trainworks.deploy.hardware import gpu_of, gres_of, hardware_of
 from trainworks.deploy.layers import firewall_of, operating_system
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.rollout import HEALTH
+from trainworks.deploy.rollout import CHECK, HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
 from trainworks.results import Result
 
@@ -94,7 +94,7 @@ def probe(stack: Stack, paths: Collection[str]) -> str:
         for mount in stack.mounts
     ]
     lines += ['say selinux "" "$(getenforce)"'] * operating_system(stack).selinux
-    lines += [f'say user {user.name} "$(id --user {user.name} 2> /dev/null)"' for user in stack.users]
+    lines += [f'say user {name} "$(id --user {name} 2> /dev/null)"' for name in _users(stack)]
     if stack.scratch is not None:
         at = shlex.quote(stack.scratch.at)
         lines.append(f'say mount {at} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE --mountpoint {at})"')
@@ -107,7 +107,7 @@ def probe(stack: Stack, paths: Collection[str]) -> str:
         "| sed -n 's/^Slurmctld(\\([a-z]*\\)[^)]*) at \\([^ ]*\\) is \\([A-Z]*\\).*/controller\\t\\2\\t\\1 \\3/p'; fi",
         "if systemctl -q is-active slurmctld; then sinfo --noheader --Node --format='node\t%N\t%T|%G' | sort -u; fi",
         f"if systemctl -q is-active prometheus; then {_TARGETS}; fi",
-        "if [ -e /etc/slurm/prolog.sh ] && systemctl -q is-active slurmd; then",
+        f"if [ -e {CHECK} ] || {{ [ -e /etc/slurm/prolog.sh ] && systemctl -q is-active slurmd; }}; then",
         f'    found=$({HEALTH}) && say health "" passes || say health "" "${{found//$\'\\n\'/; }}"',
         "fi",
     ]
@@ -119,12 +119,13 @@ def services_of(stack: Stack, host: str) -> list[str]:
     roles = _hosts(stack)[host]
     named = operating_system(stack).services
     services = [named.time, *filter(None, [firewall_of(stack)])]
-    if roles & SLURM_ROLES:
-        services.append(named.munge)
-    if "database" in roles and stack.slurm.accounting:
+    services += ["sssd"] * (stack.directory is not None)
+    scheduling = parts_of_slurm(stack, roles)
+    services += [named.munge] * bool(scheduling)
+    if "database" in roles and stack.accounting:
         services += [named.mariadb, "slurmdbd"]
-    services += ["slurm-backup.timer"] * bool(roles & {"controller", "database"})
-    services += ["slurmctld"] * ("controller" in roles) + ["slurmd"] * ("compute" in roles)
+    services += ["slurm-backup.timer"] * bool(scheduling & {"controller", "database"})
+    services += ["slurmctld"] * ("controller" in scheduling) + ["slurmd"] * ("compute" in scheduling)
     if host in exports(stack):
         services.append(named.nfs_server)
     if stack.monitoring is not None:
@@ -176,10 +177,11 @@ class _Expected:
         for name in services_of(self.stack, host):
             yield _verdict(host, f"service {name}", facts["service"][name], "active")
         yield from self._mounts(host, facts.get("mount", {}), roles)
-        for user in self.stack.users:
-            yield _verdict(host, f"user {user.name}", facts["user"][user.name], str(user.uid))
+        for name, uid in _users(self.stack).items():
+            found, wanted = facts["user"][name], str(uid or "a number of the directory")
+            yield _verdict(host, f"user {name}", found, wanted, found == wanted if uid else bool(found))
         yield from self._files(host, facts.get("file", {}))
-        if roles & SLURM_ROLES:
+        if parts_of_slurm(self.stack, roles):
             yield from self._slurm(host, facts)
         if "compute" in roles:
             yield from self._compute(host, facts)
@@ -219,7 +221,7 @@ class _Expected:
             yield _verdict(host, f"mount {at}", mounted.get(at, ""), "an xfs file system", bool(mounted.get(at)))
 
     def _slurm(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
-        release, found = self.stack.slurm.release, facts["slurm"][""]
+        release, found = self.stack.scheduler.release, facts["slurm"][""]
         version = found.rpartition(" ")[2]
         yield _verdict(host, "Slurm", found, release, f"{version}.".startswith(f"{release}."))
         yield _verdict(host, "munge", facts["munge"][""], "Success")
@@ -269,6 +271,12 @@ class _Expected:
 def _verdict(host: str, check: str, found: str, expected: str, good: bool | None = None) -> NodeVerdict:
     is_good = found == expected if good is None else good
     return NodeVerdict(host, check, "pass" if is_good else "fail", found or "nothing", expected)
+
+
+def _users(stack: Stack) -> dict[str, int | None]:
+    """Users that every host knows; the directory has the number of those without one."""
+    looked_up = [stack.directory.check] if stack.directory and stack.directory.check else []
+    return dict.fromkeys(looked_up) | {user.name: user.uid for user in stack.users}
 
 
 def _group(stack: Stack, host: str) -> NodeGroup:

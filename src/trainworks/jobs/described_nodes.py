@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NoReturn
 
 from trainworks.catalog.catalog import accelerator, has, processor
@@ -13,6 +14,7 @@ from trainworks.config.command import AcceleratorRequest, AtLeast, Resources
 from trainworks.config.engines import stack_file_in
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import FieldPath, Source
+from trainworks.config.stack import load_stack
 from trainworks.errors import RunFileError, UsageError
 from trainworks.jobs.accelerator_names import matching_names
 
@@ -30,7 +32,8 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
     described cluster, too. `source` gives an error its place.
 
     Raises:
-        UsageError: the description cannot be read, or the run file requests more than it has, or other accelerators.
+        UsageError: the description cannot be read, or is of a stack without the scheduler that the job is for, or the
+            run file requests more than it has, or other accelerators.
     """
     cluster = run_file.cluster
     if cluster.of is None or (cluster.engine == "described" and not of_format):
@@ -39,7 +42,11 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
     wanted = _accelerators(run_file, whole, source)
     count = wanted.count
     changes: dict[str, object] = {"nodes": _nodes(run_file, whole, source)}
-    if stack_file_in(cluster.of):
+    if named := stack_file_in(cluster.of):
+        if cluster.engine == "slurm" and load_stack(Path(named[0]))[0].slurm is None:
+            message = f"`{named[0]}` has no `slurm` that a job could be submitted to"
+            hint = "add `slurm` to the stack, or name another `engine` beside `of`"
+            raise UsageError(message, place=_place(source, ("cluster",)), hint=hint)
         changes["of"] = whole.name
     takes_a_rank = whole.accelerator.vendor in PYTORCH_VENDORS  # each of them; on others the command decides
     if run_file.starts == "per_rank" and cluster.processes_per_node == "auto" and takes_a_rank:

@@ -11,6 +11,7 @@ from typing import Literal
 import yaml
 
 from trainworks.config.slurm.sbatch_options import MAGIC, OptionLines, read_options
+from trainworks.config.stack_parts.words import is_of_stack
 from trainworks.review.finding import Edit
 from trainworks.review.readers import tree
 from trainworks.review.readers.conf import ConfLine, Field, read_columns, read_conf
@@ -119,7 +120,7 @@ class ReviewedFile:
     def stack(self) -> yaml.Node | None:
         """The document of a stack file; None for any other file."""
         keys = tree.entries(self.documents[0]) if len(self.documents) == 1 else {}
-        return self.documents[0] if {"os", "nodes", "slurm"} <= keys.keys() else None
+        return self.documents[0] if is_of_stack(keys.keys()) else None
 
     @property
     def configures_torchrun(self) -> bool:

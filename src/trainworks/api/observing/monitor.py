@@ -18,7 +18,14 @@ from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.observe.monitoring import prometheus
 from trainworks.observe.monitoring.dashboards import DASHBOARDS, dashboard_json
 from trainworks.observe.monitoring.prometheus import MonitoringSetup
-from trainworks.observe.monitoring.rules import ALERTS, alert_rules, alert_tests, dcgm_counters, recording_rules
+from trainworks.observe.monitoring.rules import (
+    ALERTS,
+    NODE_ALERTS,
+    alert_rules,
+    alert_tests,
+    dcgm_counters,
+    recording_rules,
+)
 from trainworks.observe.monitoring.zabbix import IN_ZABBIX, zabbix_template
 
 __all__ = [
@@ -39,15 +46,15 @@ def render_monitoring(setup: MonitoringSetup, *, notify: Notify = warn) -> dict[
     Raises:
         ArgumentError: a webhook or `docs` is not an HTTP address, or a team has no plain name.
     """
-    of_zabbix = IN_ZABBIX if setup.zabbix else ()
+    of_zabbix, judged = IN_ZABBIX if setup.zabbix else (), ALERTS if setup.queue else NODE_ALERTS
     _check(setup)
     if setup.token_file is not None and setup.ca_file is None:
         notify("Prometheus sends the token to the exporters over plain HTTP; use TLS, and name their `--ca-file`")
     files = {
         "prometheus.yml": prometheus.prometheus_config(setup),
         "recording.yml": recording_rules(),
-        "alerts.yml": alert_rules(of_zabbix, setup.docs),
-        "alerts_test.yml": alert_tests("alerts.yml", of_zabbix, setup.docs),
+        "alerts.yml": alert_rules(of_zabbix, setup.docs, judged),
+        "alerts_test.yml": alert_tests("alerts.yml", of_zabbix, setup.docs, judged),
         "alertmanager.yml": prometheus.alertmanager_config(setup),
     }
     if setup.kubernetes:

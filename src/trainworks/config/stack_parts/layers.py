@@ -59,6 +59,8 @@ class SystemPackages(Spec):
     time: Packages
     nfs_server: Packages
     nfs_client: Packages
+    directory: Packages
+    """sssd with its backend for LDAP, and what lets logins use it."""
     mariadb: Packages
     rdma: Packages
     doca: Packages
@@ -82,6 +84,7 @@ class SystemServices(Spec):
     """Services of systemd whose names differ."""
 
     time: ServiceName
+    sshd: ServiceName
     mariadb: ServiceName
     nfs_server: ServiceName
     munge: ServiceName
@@ -116,6 +119,10 @@ class OperatingSystem(Spec):
     """What gives rails of RoCE their addresses."""
     boot: Literal["grub.d", "grubby"]
     """How arguments of the kernel are set."""
+    logins: Literal["pam-auth-update", "authselect"]
+    """What writes PAM's files and the order of sources of users."""
+    sssd_group: Literal["root", "sssd"] = "root"
+    """Group that reads sssd.conf: `sssd` from its release 2.10 on, which runs as a user of its own."""
     unproven: tuple[str, ...] = ()
     """Facts that were not looked up, or not tried."""
 

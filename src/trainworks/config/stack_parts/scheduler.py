@@ -1,4 +1,4 @@
-"""`slurm`, `accounts` and `users` of the stack file."""
+"""`slurm` of the stack file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainworks.config.autoscale import Command, Name, NodeList
 from trainworks.config.quantities import DurationS
 from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.spec import FieldError, Spec
-from trainworks.config.stack_parts.words import AccountName, Folder, PublicKey, Version
+from trainworks.config.stack_parts.words import AccountName, Folder, Version
 from trainworks.errors import QuantityError
 
 
@@ -169,15 +169,3 @@ class SlurmScheduler(Spec):
             message = f"no partition has a higher `tier` than `{lonely[0]}`, and none would preempt its jobs"
             raise FieldError(message, hint="give the one that does a higher `tier`")
         return self
-
-
-class StackUser(Spec):
-    """A user of the cluster, with the same number on all nodes."""
-
-    name: AccountName
-    uid: Annotated[int, Field(ge=1000, le=60000)]
-    account: AccountName
-    """Account of Slurm that the jobs are charged to."""
-    keys: tuple[PublicKey, ...] = ()
-    administers: bool = False
-    """True makes the user a coordinator of the account, who may add members and set their limits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Collection
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, StringConstraints
@@ -33,3 +34,12 @@ def _plain(folder: str) -> str:
 
 Folder = Annotated[ConfigPath, AfterValidator(_plain)]
 """A folder of a node, without `.`, `..` and slashes that mean nothing, so that two that are the same compare equal."""
+
+
+def is_of_stack(keys: Collection[str]) -> bool:
+    """Whether a file with these keys is a stack file, with Slurm or without it.
+
+    >>> is_of_stack(["os", "nodes", "admin_keys"]), is_of_stack(["name", "cluster", "run"])
+    (True, False)
+    """
+    return {"os", "nodes"}.issubset(keys) and not {"slurm", "admin_keys"}.isdisjoint(keys)

@@ -37,6 +37,8 @@ class MonitoringSetup:
     """Find nodes and DCGM's pods through the API of the cluster that Prometheus runs in, not by files."""
     slurmctld: str | None = None
     """`HOST:PORT` of a Slurm controller of 25.11 or newer, whose own metrics are scraped, too."""
+    queue: bool = True
+    """An exporter gives a queue, and the runs in it; without one, no rule is about them."""
     zabbix: bool = False
     """Add a template for Zabbix; Alertmanager then sends none of the alerts that the template has."""
     docs: str | None = None

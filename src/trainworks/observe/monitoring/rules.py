@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from string import Template
 from typing import Any, Literal
 
@@ -69,7 +69,8 @@ def _alerts(subject: str) -> tuple[AlertRule, ...]:
 
 
 RUN_ALERTS = _alerts("runs")
-ALERTS = (*RUN_ALERTS, *_alerts("nodes"))
+NODE_ALERTS = _alerts("nodes")
+ALERTS = (*RUN_ALERTS, *NODE_ALERTS, *_alerts("queue"))
 
 
 _TEAM_OF_RUN = (
@@ -83,11 +84,11 @@ RECORDED: dict[str, tuple[str, str]] = {
 """Name of a recorded series -> expression, meaning."""
 
 
-def alert_rules(of_zabbix: Collection[str] = (), docs: str | None = None) -> str:
-    """The rule file of all alerts; Zabbix tells people about those of `of_zabbix`, and `docs` is the start page of the
+def alert_rules(of_zabbix: Collection[str] = (), docs: str | None = None, alerts: Sequence[AlertRule] = ALERTS) -> str:
+    """The rule file of some alerts; Zabbix tells people about those of `of_zabbix`, and `docs` is the start page of the
     documentation.
     """
-    return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert, of_zabbix, docs) for alert in ALERTS]}]})
+    return to_yaml({"groups": [{"name": "trainworks", "rules": [_rule(alert, of_zabbix, docs) for alert in alerts]}]})
 
 
 def recording_rules() -> str:
@@ -96,12 +97,17 @@ def recording_rules() -> str:
     return to_yaml({"groups": [{"name": "trainworks-recorded", "rules": rules}]})
 
 
-def alert_tests(rule_file: str, of_zabbix: Collection[str] = (), docs: str | None = None) -> str:
+def alert_tests(
+    rule_file: str,
+    of_zabbix: Collection[str] = (),
+    docs: str | None = None,
+    alerts: Sequence[AlertRule] = ALERTS,
+) -> str:
     """Two unit tests of each alert: one in which it fires with all its texts, and one in which it does not.
 
     The other arguments are those of `alert_rules`, which wrote `rule_file`.
     """
-    tests = [_test(alert, case, of_zabbix, docs) for alert in ALERTS for case in (alert.fires, alert.quiet)]
+    tests = [_test(alert, case, of_zabbix, docs) for alert in alerts for case in (alert.fires, alert.quiet)]
     return to_yaml({"rule_files": [rule_file], "evaluation_interval": "1m", "tests": tests})
 
 
