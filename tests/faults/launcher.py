@@ -98,9 +98,9 @@ class Program:
         """Run a command to its end: exit code, stdout, stderr."""
         return finished(self.start(*arguments))
 
-    def refuse(self, *arguments: str) -> tuple[int, str, str]:
+    def ask(self, *arguments: str) -> tuple[int, str, str]:
         """The same of a command that starts nothing, within this process."""
-        own = {name: text for name, text in self.env.items() if name.startswith("TRAINWORKS_")}
+        own = {name: text for name, text in self.env.items() if name.startswith(("TRAINWORKS_", "COLUMNS"))}
         done = trainworks_program(*arguments, folder=self.folder, **own)
         return done.returncode, done.stdout, done.stderr
 
