@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,13 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patched.setenv("TRAINWORKS_CATALOG", "")
         patched.delenv("COLUMNS", raising=False)
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tests run beside each other: more threads of torch would wait for a core, and turn in circles meanwhile."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,11 +6,12 @@ mark is in the first lane that its kind allows:
 - `quick`: no run, no cluster and no group of ranks.
 - `test`: one representative of each law, and one smoke test of each kind of cluster and database.
 - `test-all`: every law with all its parameters.
-- `nightly`: more seeds, more kills, and all offsets; see `amount`.
+- `nightly`: more seeds, more kills, and all offsets; see `amount`. And cases that repeat parts of others; see `cases`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,13 @@ def amount(*, test: int, test_all: int, nightly: int) -> int:
 def examples(usual: int) -> int:
     """Number of examples of a law that draws them: ten times as many at night."""
     return amount(test=usual, test_all=usual, nightly=10 * usual)
+
+
+def cases(values: Iterable[Any], *, at_night: Collection[Any]) -> list[Any]:
+    """Values of a parameter; those that run `at_night` alone repeat what the others show together."""
+    listed = list(values)
+    assert set(at_night) < set(listed), "a case of the night is a case, and not the only one"
+    return [pytest.param(value, marks=pytest.mark.lane("nightly")) if value in at_night else value for value in listed]
 
 
 def lane_of(item: pytest.Item) -> Lane:

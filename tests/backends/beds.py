@@ -47,6 +47,8 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 
 PATIENCE_S = 240.0
+_LOOK_S = 0.25
+"""A look starts programs of Slurm, or asks an API server."""
 
 
 @dataclass
@@ -516,4 +518,4 @@ def wait_until(condition: Callable[[], Any], tell: Callable[[], str] = str) -> N
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, tell()
-        time.sleep(0.1)
+        time.sleep(_LOOK_S)

@@ -186,12 +186,12 @@ class Run:
         return found
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> None:
+def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S, *, look_s: float = 0.1) -> None:
     """Poll Slurm; there is nothing to fake there."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.1)
+        time.sleep(look_s)
 
 
 @contextmanager

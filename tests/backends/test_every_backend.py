@@ -6,9 +6,10 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,14 +31,22 @@ FOR_EVER_ONCE = f"test -e {ONCE} && exec echo up; touch {ONCE}; echo up; sleep 6
 """Who reads `up` can take the node away: the rank has noted before that it has been there."""
 
 
-@pytest.fixture(
-    params=[
-        "small",
-        "local",
-        pytest.param("slurm", marks=pytest.mark.slurm),
-        pytest.param("kubernetes", marks=pytest.mark.kubernetes),
+def beds(*, at_night: Collection[str] = ()) -> list[Any]:
+    """Every backend; those that run at night alone have the same law among their own tests of the same cluster."""
+    of_a_cluster = {"slurm": [pytest.mark.slurm], "kubernetes": [pytest.mark.kubernetes]}
+    night = [pytest.mark.lane("nightly")]
+    return [
+        pytest.param(name, marks=[*of_a_cluster.get(name, []), *(night if name in at_night else [])])
+        for name in ("small", "local", "slurm", "kubernetes")
     ]
-)
+
+
+def shown_alone(*names: str) -> pytest.MarkDecorator:
+    """A law that the tests of these clusters themselves show, too, or that asks nothing of them."""
+    return pytest.mark.parametrize("bed", beds(at_night=names), indirect=True)
+
+
+@pytest.fixture(params=beds())
 def bed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
     """A backend with four idle nodes."""
     made: Bed
@@ -86,6 +95,7 @@ def test_lines_are_there_while_the_job_runs(bed: Bed) -> None:
     assert job.row.placement and job.row.reachable
 
 
+@shown_alone("slurm", "kubernetes")
 def test_a_stop_is_a_clean_end(bed: Bed) -> None:
     job = bed.start(OBEYS, grace="60 s")
     job.stop()
@@ -95,6 +105,7 @@ def test_a_stop_is_a_clean_end(bed: Bed) -> None:
     is_over(job)
 
 
+@shown_alone("kubernetes")
 def test_a_stop_at_once_ends_what_does_not_listen(bed: Bed) -> None:
     job = bed.start(STUBBORN)
     job.stop(at_once=True)
@@ -109,6 +120,7 @@ def test_a_job_that_has_ended_is_left_alone_by_a_stop(bed: Bed) -> None:
     assert job.end().state is JobState.SUCCEEDED
 
 
+@shown_alone("slurm", "kubernetes")
 def test_a_failing_rank_ends_the_gang_and_is_named(bed: Bed) -> None:
     job = bed.submit(bed.job("echo up; test $RANK = 1 && exit 9; sleep 600", nodes=3))
     row = job.end()
@@ -148,6 +160,7 @@ def wait_until_up(job: Job, times: int) -> None:
     wait_until(lambda: job.row and times_up(job) == [times] * ranks, lambda: f"{job.row} {times_up(job)}")
 
 
+@shown_alone("kubernetes")
 def test_a_lost_node_ends_a_job_without_restarts(bed: Bed) -> None:
     job = bed.start(FOR_EVER_ONCE, nodes=3)
     bed.lose_a_node(job)
@@ -194,6 +207,7 @@ def test_the_times_of_an_attempt_are_the_jobs_and_not_those_of_a_look(bed: Bed) 
     assert (row.ended_at or 0.0) < done_at + 8
 
 
+@shown_alone("slurm", "kubernetes")  # `check_waits` asks the store
 def test_only_a_job_that_waits_can_be_held(bed: Bed) -> None:
     job = bed.start(OBEYS)
     with pytest.raises(UsageError, match=r"cannot hold job .* it is RUNNING"):
@@ -203,6 +217,7 @@ def test_only_a_job_that_waits_can_be_held(bed: Bed) -> None:
         bed.hold(job.end())
 
 
+@shown_alone("kubernetes")
 def test_a_failed_job_is_retried_in_its_run_directory(bed: Bed) -> None:
     job = bed.submit(bed.job(f"test -e {ONCE} && exit 0; touch {ONCE}; exit 3", nodes=1))
     first = job.end()
@@ -212,6 +227,7 @@ def test_a_failed_job_is_retried_in_its_run_directory(bed: Bed) -> None:
     assert [one.state for one in bed.store.attempts(first.id)] == [JobState.FAILED, JobState.SUCCEEDED]
 
 
+@shown_alone("slurm", "kubernetes")
 def test_a_held_job_waits_until_it_is_released(bed: Bed) -> None:
     job = bed.submit(bed.job("true", hold=True))
     wait_until(lambda: job.row.reason is not None)
@@ -273,6 +289,7 @@ def test_a_job_may_wait_for_the_end_of_one_that_fails(bed: Bed) -> None:
     assert (second.end().state, first.end().state) == (JobState.SUCCEEDED, JobState.FAILED)
 
 
+@shown_alone("kubernetes")
 def test_the_same_run_is_submitted_once(bed: Bed) -> None:
     job = bed.submit(bed.job(f"echo up; {UNTIL_HEARD}", nodes=1))
     again = bed.submit(job)
@@ -351,6 +368,7 @@ def test_a_job_that_waits_for_one_that_has_failed_fails_at_once(bed: Bed) -> Non
     assert (status.state, status.cause, status.message) == ("FAILED", "dependency", row.end.message)
 
 
+@shown_alone("kubernetes")
 def test_nothing_that_a_user_writes_is_run_by_a_shell_of_ours(bed: Bed) -> None:
     job = bed.submit(bed.job('printf %s "$HOSTILE"', nodes=1, envs={"HOSTILE": HOSTILE}))
     assert job.end().state is JobState.SUCCEEDED
@@ -368,6 +386,7 @@ def test_a_word_that_nobody_knows_is_no_failure(bed: Bed) -> None:
     assert job.end().state is JobState.STOPPED
 
 
+@shown_alone("kubernetes")
 def test_silence_is_no_failure(bed: Bed) -> None:
     # of an end in silence Slurm hears late
     job = bed.start(f"echo up; sleep 2; echo went on; {UNTIL_HEARD}", nodes=2)
@@ -399,6 +418,7 @@ def test_a_command_enters_a_running_job_and_ends_with_it(bed: Bed) -> None:
         inside.wait(PATIENCE_S)
 
 
+@shown_alone("slurm", "kubernetes")
 def test_a_drained_node_gets_no_job(bed: Bed) -> None:
     name = bed.backend.nodes()[0].name
     bed.backend.drain(name, "fan 'broken' $(id)")

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.lanes import cases
 from tests.postgres import postgres_url
 from tests.users import User, common_folder, require_root, users
 from trainworks.host import process
@@ -53,7 +54,11 @@ def common() -> Iterator[Path]:
             psutil.wait_procs(left, timeout=5.0)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+DATABASES = ("sqlite", "postgresql")
+on_every_database = pytest.mark.parametrize("url", DATABASES, indirect=True)
+
+
+@pytest.fixture(params=cases(DATABASES, at_night=["postgresql"]))
 def url(request: pytest.FixtureRequest, common: Path) -> str:
     """A store that every user can write."""
     if request.param == "postgresql":
@@ -118,6 +123,7 @@ def busy(user: User, name: str = "busy", **keys: Any) -> str:
 
 
 @pytest.mark.lane("test")
+@on_every_database
 def test_a_job_runs_as_the_user_who_submitted_it(shared: tuple[User, User]) -> None:
     root, ann = shared
     busy(root)
@@ -137,6 +143,7 @@ def test_a_user_is_told_whose_job_it_is_and_does_not_change_it(shared: tuple[Use
     assert seen(root, run_id).state == "RUNNING"
 
 
+@on_every_database
 def test_a_stop_in_the_name_of_another_user_is_not_obeyed(shared: tuple[User, User], url: str) -> None:
     root, ann = shared
     run_id = busy(root)
@@ -148,6 +155,7 @@ def test_a_stop_in_the_name_of_another_user_is_not_obeyed(shared: tuple[User, Us
     assert seen(root, run_id).state == "RUNNING"
 
 
+@on_every_database
 def test_root_may_stop_the_job_of_a_user(shared: tuple[User, User]) -> None:
     root, ann = shared
     runs, waits = busy(ann), submit(ann, "waits", "true", job={"hold": True})

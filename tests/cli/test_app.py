@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
+from tests.program import trainworks_process, trainworks_program
 from trainworks.cli.commands import COMMANDS, command_of
 
 IMPORT_ALL_WITHOUT_TORCH = """
@@ -35,14 +35,6 @@ print(*sorted({name.split(".")[1] for name in control}))
 """
 
 
-def trainworks_program(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the program in a terminal of 80 columns without colour."""
-    env = {key: value for key, value in os.environ.items() if not key.startswith("TRAINWORKS_")}
-    env |= {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
-    command = [sys.executable, "-m", "trainworks", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=folder)
-
-
 def imported(module: str) -> set[str]:
     """Top-level modules that importing `module` brings in."""
     program = f"import sys, {module}; print(*{{name.split('.')[0] for name in sys.modules}})"
@@ -52,7 +44,9 @@ def imported(module: str) -> set[str]:
 
 
 def test_help_lists_every_command(golden) -> None:
-    golden("cli_help.txt", trainworks_program("--help").stdout.replace("python -m trainworks", "trainworks"))
+    told = trainworks_process("--help").stdout.replace("python -m trainworks", "trainworks")
+    golden("cli_help.txt", told)
+    assert trainworks_program("--help").stdout == told
 
 
 def test_without_a_command_it_prints_its_help_as_a_usage_error() -> None:
@@ -84,7 +78,7 @@ def test_every_file_of_a_command_is_a_command_or_shared_by_some() -> None:
 
 
 def test_version_prints_the_version() -> None:
-    done = trainworks_program("--version")
+    done = trainworks_process("--version")
     assert (done.returncode, done.stdout) == (0, f"trainworks {trainworks.__version__}\n")
 
 
@@ -93,9 +87,10 @@ def test_an_unknown_command_names_the_nearest() -> None:
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
-    done = trainworks_program("rnu")
+    done = trainworks_process("rnu")
     assert (done.returncode, done.stdout) == (2, "")
     assert "rnu" in done.stderr
+    assert trainworks_program("rnu").stderr == done.stderr
 
 
 def test_an_unknown_option_names_the_nearest() -> None:
@@ -155,13 +150,13 @@ def test_a_target_that_cannot_be_meant_is_a_usage_error(
 
 
 def test_a_dry_run_prints_what_would_be_started_and_starts_nothing(tmp_path: Path) -> None:
-    done = trainworks_program("run", "--dry-run", "--nproc", "2", "--", "true", folder=tmp_path)
+    done = trainworks_process("run", "--dry-run", "--nproc", "2", "--", "true", folder=tmp_path)
     assert done.stdout.splitlines()[0] == "python -m trainworks.agent.supervisor runs/true-N"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_list_of_no_runs_is_an_empty_list(tmp_path: Path) -> None:
-    assert json.loads(trainworks_program("ls", "--json", folder=tmp_path).stdout) == []
+    assert json.loads(trainworks_process("ls", "--json", folder=tmp_path).stdout) == []
 
 
 def test_importing_the_program_is_light() -> None:

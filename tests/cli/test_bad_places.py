@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import resolved_command
+from tests.program import trainworks_program
 from trainworks.config.run_file import RunFile
 from trainworks.host import process
+from trainworks.jobs.state import parse_state
+from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import create_run_dir
 from trainworks.record.status import RunStatus
 
@@ -42,15 +45,17 @@ def write_job(home: Path, **keys: object) -> str:
 
 
 def ended(home: Path, run_id: str) -> dict[str, object]:
-    """The job, once it has ended."""
+    """The job, once it has ended; its status file is looked at before a command is started for that."""
     deadline = time.monotonic() + 240
     while True:
+        while not parse_state(RunDir(home / "runs" / run_id).read_status().state).is_final:
+            assert time.monotonic() < deadline, run_id
+            time.sleep(0.1)
         jobs = json.loads(call(home, "ps", "--all", "--json").stdout)
         found = next((job for job in jobs if job["run_id"] == run_id), {"state": "none"})
         if found["state"] in ("SUCCEEDED", "FAILED"):
             return found
         assert time.monotonic() < deadline, jobs
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("command", ["ps", "submit"])
@@ -73,7 +78,8 @@ def test_a_folder_of_runs_that_cannot_be_made_is_one_error(home: Path) -> None:
 @pytest.mark.parametrize("length", [300, 100_000])
 @pytest.mark.parametrize("cluster", ["local", "slurm"])
 def test_a_workdir_that_is_too_long_is_one_short_error(home: Path, length: int, cluster: str) -> None:
-    done = call(home, "submit", "--dry-run", write_job(home, workdir="x" * length, cluster=cluster))
+    job = write_job(home, workdir="x" * length, cluster=cluster)
+    done = trainworks_program("submit", "--dry-run", job, folder=home, TRAINWORKS_DATA=str(home / "data"))
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "Traceback" not in done.stderr
     assert len(done.stderr) < 1000

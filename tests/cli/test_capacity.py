@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks.cli.planning.capacity import capacity_command
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.capacity.teams import parse_teams, sampled_jobs

@@ -7,7 +7,7 @@ import json
 import pytest
 import typer
 
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks.catalog.lint import LintFinding
 from trainworks.catalog.rows import KINDS, read_rows
 from trainworks.cli.planning.catalog import catalog_command

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks.api.cost import parse_assumptions
 from trainworks.cli.app import app
 from trainworks.errors import TrainworksError, UsageError

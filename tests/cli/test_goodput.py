@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks.cli.options import check_writable
 from trainworks.cli.planning.goodput import goodput_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError

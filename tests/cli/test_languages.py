@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks.api.run_request import job_in_format, read_request, runs_of
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_description import parse_tasks

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks import files
 from trainworks.cli.planning.network import network_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH, trainworks_program
+from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH
+from tests.program import trainworks_program
 from trainworks.api.plan import plan
 from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import parse_cluster

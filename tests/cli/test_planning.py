@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks.api.anchor import anchor
 from trainworks.api.launching import workload_plan
 from trainworks.api.launching.resolve import resolve

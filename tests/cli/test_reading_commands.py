@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.cli.test_app import trainworks_program
 from tests.fakes import LAUNCH_AT, metrics_row, processes, resolved_command
 from tests.plan.shapes import calibration, layout, shape, workload
+from tests.program import trainworks_program
 from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFailedError
 from trainworks.jobs.state import JobState

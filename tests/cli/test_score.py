@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_app import trainworks_program
 from tests.measure.rows import RUN, collective_row, run_row
+from tests.program import trainworks_program
 
 
 def write(path: Path, *rows: dict[str, str]) -> Path:

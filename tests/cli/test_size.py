@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import trainworks
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks.api.inputs import load_run
 from trainworks.api.launching.prepared_run import prepare
 from trainworks.api.planning.described import plan_cluster

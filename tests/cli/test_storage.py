@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_app import trainworks_program
+from tests.program import trainworks_program
 from trainworks.api.storage import storage
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.planning.goodput import goodput_command

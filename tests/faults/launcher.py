@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from tests.fakes import effective_rows, read_rows
+from tests.program import trainworks_program
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import list_runs
 
@@ -96,6 +97,12 @@ class Program:
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """Run a command to its end: exit code, stdout, stderr."""
         return finished(self.start(*arguments))
+
+    def ask(self, *arguments: str) -> tuple[int, str, str]:
+        """The same of a command that starts nothing, within this process."""
+        own = {name: text for name, text in self.env.items() if name.startswith(("TRAINWORKS_", "COLUMNS"))}
+        done = trainworks_program(*arguments, folder=self.folder, **own)
+        return done.returncode, done.stdout, done.stderr
 
     @property
     def run_dir(self) -> RunDir:

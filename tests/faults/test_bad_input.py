@@ -17,7 +17,7 @@ def assert_one_clear_error(stderr: str) -> None:
 
 
 def test_a_missing_run_file(program):
-    code, _, stderr = program.run("run", "nowhere.yaml")
+    code, _, stderr = program.ask("run", "nowhere.yaml")
     assert (code, stderr) == (2, "error: run file `nowhere.yaml` not found\n")
 
 
@@ -30,14 +30,14 @@ def test_a_wrong_unit_is_named_with_its_line(program, write_run_file):
 
 
 def test_a_layout_that_does_not_multiply_to_the_world_size(program, write_run_file):
-    code, _, stderr = program.run("run", write_run_file(program.folder, layout={"dp_shard": 4}))
+    code, _, stderr = program.ask("run", write_run_file(program.folder, layout={"dp_shard": 4}))
     assert code == 2
     assert "= 4, world size is 2" in stderr and "hint: set `dp_shard: 2`" in stderr
     assert_one_clear_error(stderr)
 
 
 def test_a_layout_that_cannot_cut_the_model(program, write_run_file):
-    code, _, stderr = program.run("run", write_run_file(program.folder, layout={"dp_shard": 2, "ep": 2}))
+    code, _, stderr = program.ask("run", write_run_file(program.folder, layout={"dp_shard": 2, "ep": 2}))
     assert code == 2
     assert "ep (2) spreads experts, and this model has none" in stderr
     assert_one_clear_error(stderr)
@@ -45,7 +45,7 @@ def test_a_layout_that_cannot_cut_the_model(program, write_run_file):
 
 def test_a_model_that_does_not_fit(program, write_run_file):
     model = {"layers": 100, "hidden": 8192, "heads": 64}
-    code, _, stderr = program.run("run", write_run_file(program.folder, workload__model=model))
+    code, _, stderr = program.ask("run", write_run_file(program.folder, workload__model=model))
     assert code == 3
     assert "the model does not fit" in stderr
     assert_one_clear_error(stderr)
@@ -116,6 +116,6 @@ def test_resuming_a_finished_run_is_refused(program, write_run_file):
 
 
 def test_an_unknown_run(program):
-    code, _, stderr = program.run("report", "nobody")
+    code, _, stderr = program.ask("report", "nobody")
     assert code == 2
     assert "no run `nobody`" in stderr

@@ -80,7 +80,7 @@ def test_a_command_is_restarted_as_often_as_asked_and_ends_with_a_report(program
     report = stderr.partition("again-1  SUCCEEDED after ")[2]
     assert "trainworks report again-1" in report and len(report.splitlines()) <= 10
     assert "restarts  2  rank 0 user_error" in report
-    report = program.run("report", "again-1")[1]
+    report = program.ask("report", "again-1")[1]
     assert "$ echo hello; test $TRAINWORKS_ATTEMPT = 3" in report
     assert [line[:2] for line in report.splitlines() if ": started after" in line] == ["1:", "2:", "3:"]
     assert program.run_dir.report_file.is_file()
@@ -151,7 +151,7 @@ def test_a_setup_that_fails_is_said_to(program):
 
 
 def test_a_program_that_does_not_exist(program):
-    code, _, stderr = program.run("run", "--", "no-such-program", "--lr", "1")
+    code, _, stderr = program.ask("run", "--", "no-such-program", "--lr", "1")
     assert code == 2
     assert "`no-such-program` is neither a run file (*.yaml), nor a batch script (*.sbatch), nor a program" in stderr
 
@@ -167,7 +167,7 @@ def test_ctrl_c_during_setup_ends_it_and_starts_nothing(program):
 
 
 def test_torchrun_is_not_started_once_per_rank(program):
-    code, _, stderr = program.run("run", "--nproc", "2", "--", "bash", "-c", "torchrun $TORCHRUN_ARGS train.py")
+    code, _, stderr = program.ask("run", "--nproc", "2", "--", "bash", "-c", "torchrun $TORCHRUN_ARGS train.py")
     assert code == 2
     assert "torchrun would be started 2 times" in stderr
 

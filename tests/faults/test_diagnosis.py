@@ -23,7 +23,7 @@ def test_a_rank_whose_data_is_late_is_named(program: Program, write_run_file: Ca
     program.hurt("straggle:1:0")
     code, _, stderr = program.run("run", write_run_file(program.folder, **SHORT))
     assert code == 0, stderr
-    code, stdout, stderr = program.run("why", "--json")
+    code, stdout, stderr = program.ask("why", "--json")
     assert code == 0, stderr
     causes = {cause["name"]: cause for cause in json.loads(stdout)["causes"]}
     assert causes["straggler"]["title"] == "Rank 1 is slower than the others"
@@ -50,7 +50,7 @@ def start_until_anchored(program: Program, run_file: str) -> tuple[subprocess.Po
 
 
 def answer(program: Program, *arguments: str) -> Any:
-    code, stdout, stderr = program.run(*arguments, "--json")
+    code, stdout, stderr = program.ask(*arguments, "--json")
     assert code == 0, stderr
     return json.loads(stdout)
 

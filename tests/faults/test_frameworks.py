@@ -211,7 +211,7 @@ def test_what_a_task_needs_and_is_not_here_is_refused_in_its_place(
     program: Program, lines: str, message: str, place: str
 ) -> None:
     (program.folder / "task.yaml").write_text(f"run: echo\n{lines}\n")
-    code, _, stderr = program.run("run", "task.yaml")
+    code, _, stderr = program.ask("run", "task.yaml")
     assert code == 2
     assert message in stderr and f"--> task.yaml:2  {place}" in stderr
     assert not (program.folder / "runs").exists()

@@ -66,7 +66,7 @@ def report_of(program, script, *arguments):
     code, _, stderr = program.run("run", *arguments, *([] if arguments else ["--", "python", "train.py"]))
     assert code == 0, stderr
     assert "loss" in stderr  # its report
-    _, report, _ = program.run("report", "--json")
+    _, report, _ = program.ask("report", "--json")
     return json.loads(report)
 
 
@@ -123,7 +123,7 @@ def test_a_script_that_is_killed_within_a_line_goes_on_with_its_curve(program):
     assert [step for step, _ in report["curves"]["eval_loss"]] == [10, 20, 30]
     assert report["evaluations"]["best"]["step"] == 30
     assert report["ledger"]["lost_s"] > 0
-    _, why, _ = program.run("why", "--json")
+    _, why, _ = program.ask("why", "--json")
     assert {each["name"] for each in json.loads(why)["causes"]} >= {"lost_steps"}
 
 

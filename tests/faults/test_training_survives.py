@@ -73,10 +73,14 @@ def test_variables_of_a_run_file_are_those_of_the_ranks_of_a_workload(program):
 
 
 @pytest.mark.lane("test")
-def test_a_killed_rank_is_restarted_from_the_last_checkpoint(program, write_run_file, uninterrupted):
+def test_a_live_run_is_not_resumed_and_its_killed_rank_is_restarted_from_the_last_checkpoint(
+    program, write_run_file, uninterrupted
+):
     program.hold(36)
     running = program.start("run", write_run_file(program.folder))
     with program.held(36):
+        code, _, stderr = program.run("resume")
+        assert (code, f"process {program.supervisor().pid} on " in stderr) == (2, True), stderr
         program.rank(0).kill()
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted)
@@ -102,24 +106,23 @@ def test_ranks_do_not_start_again_on_a_node_that_has_become_unfit(program, write
     program.assert_nothing_left()
 
 
-@pytest.mark.parametrize("node", [0, 1], ids=["that-serves-the-rendezvous", "that-does-not"])
-def test_a_killed_node_comes_back(program, write_run_file, uninterrupted, node):
-    program.hold(36)
-    running = program.start("run", write_run_file(program.folder, **TWO_NODES))
-    with program.held(36):
-        program.agent(node).kill()
-        wait_until(lambda: "agent_lost" in kinds(program))
+def test_killed_nodes_come_back_whether_they_serve_the_rendezvous_or_not(program, write_run_file, uninterrupted):
+    program.hold(36, 70)
+    running = program.start("run", write_run_file(program.folder, **TWO_NODES, recover__max_restarts=6))
+    for node, step in enumerate((36, 70)):
+        with program.held(step):
+            program.agent(node).kill()
+            wait_until(lambda node=node: node in {event["node"] for event in of_kind(program, "agent_lost")})
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
-    assert "agent_lost" in kinds(program)
     program.assert_nothing_left()
 
 
 @pytest.mark.lane("test")
-def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed(
+def test_a_killed_supervisor_takes_everything_with_it_and_of_two_resumes_at_once_one_goes_on(
     program, write_run_file, uninterrupted
 ):
-    program.hold(36)
+    program.hold(36, 60)
     running = program.start("run", write_run_file(program.folder))
     with program.held(36):
         program.supervisor().kill()
@@ -127,7 +130,15 @@ def test_a_killed_supervisor_takes_everything_with_it_and_the_run_can_be_resumed
         program.assert_nothing_left()
     assert code == 1
     assert "its supervisor is gone" in stderr and "trainworks resume" in stderr
-    assert program.run("resume")[0] == 0
+    resuming = [program.start("resume"), program.start("resume")]
+    with program.held(60):  # the one that goes on is not over before the other one looks
+        wait_until(lambda: any(each.poll() is not None for each in resuming))
+    both = [finished(each) for each in resuming]
+    assert sorted(code for code, _, _ in both) == [0, 2], both
+    (refused,) = (stderr for code, _, stderr in both if code == 2)
+    run_id = program.run_dir.run_id
+    assert re.search(rf"run {run_id} is already [A-Z]+: process \d+ on \S+ supervises it since [\d-]+ [\d:]+", refused)
+    assert f"trainworks logs -f {run_id}" in refused and f"trainworks stop {run_id}" in refused
     assert program.curve() == uninterrupted
 
 
@@ -200,37 +211,6 @@ def test_a_run_that_lost_its_checkpoints_goes_on_from_a_copy_in_a_store(program,
     assert program.curve() == uninterrupted
 
 
-def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_refused(program, write_run_file, uninterrupted):
-    program.hold(36, 60)
-    running = program.start("run", write_run_file(program.folder))
-    with program.held(36):
-        program.supervisor().kill()
-        finished(running)
-        program.assert_nothing_left()
-    resuming = [program.start("resume"), program.start("resume")]
-    with program.held(60):  # the one that goes on is not over before the other one looks
-        wait_until(lambda: any(each.poll() is not None for each in resuming))
-    both = [finished(each) for each in resuming]
-    assert sorted(code for code, _, _ in both) == [0, 2], both
-    (refused,) = (stderr for code, _, stderr in both if code == 2)
-    run_id = program.run_dir.run_id
-    assert re.search(rf"run {run_id} is already [A-Z]+: process \d+ on \S+ supervises it since [\d-]+ [\d:]+", refused)
-    assert f"trainworks logs -f {run_id}" in refused and f"trainworks stop {run_id}" in refused
-    assert program.curve() == uninterrupted
-
-
-def test_a_live_run_is_not_resumed_and_goes_on(program, write_run_file, uninterrupted):
-    program.hold(20)
-    running = program.start("run", write_run_file(program.folder))
-    with program.held(20):
-        code, _, stderr = program.run("resume")
-        supervisor = program.supervisor()
-    assert code == 2
-    assert f"process {supervisor.pid} on " in stderr
-    assert finished(running)[0] == 0
-    assert program.curve() == uninterrupted
-
-
 def test_a_killed_command_line_stops_its_run_with_a_checkpoint(program, write_run_file):
     program.hold(30)
     running = program.start("run", write_run_file(program.folder))
@@ -244,8 +224,10 @@ def test_a_killed_command_line_stops_its_run_with_a_checkpoint(program, write_ru
 
 
 @pytest.mark.lane("test")
-def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(program, write_run_file, uninterrupted):
-    program.hold(30)
+def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on_past_a_damaged_one_and_with_another_number_of_ranks(
+    program, write_run_file, uninterrupted
+):
+    program.hold(30, 60, 90)
     running = program.start("run", write_run_file(program.folder))
     program.interrupt_after(30, running)
     code, _, stderr = finished(running)
@@ -254,8 +236,27 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resume_goes_on(program, write_run_fi
     program.assert_nothing_left()
     stopped_at = next(e["step"] for e in read_events(program.run_dir.events_file) if e["kind"] == "stopped")
     assert complete_checkpoints(program.run_dir)[-1][0].step == stopped_at
-    assert program.run("resume")[0] == 0
-    assert program.curve() == uninterrupted
+
+    running = program.start("resume")
+    program.interrupt_after(60, running)
+    finished(running)
+    assert program.curve() == uninterrupted[: len(program.curve())]
+    newest = complete_checkpoints(program.run_dir)[-1][1]
+    part = next(newest.glob("*.safetensors"))
+    part.write_bytes(part.read_bytes()[:-1])
+
+    running = program.start("resume")
+    program.interrupt_after(90, running)
+    _, _, stderr = finished(running)
+    assert len(program.curve()) >= 90 and program.curve() == uninterrupted[: len(program.curve())]
+    damaged = r"checkpoint of step \d+ is damaged: rank-\d.safetensors: .* bytes instead of .*; resuming"
+    assert re.search(damaged, stderr)
+
+    assert program.run("resume", "--nproc", "1")[0] == 0
+    losses = [loss for loss, _ in program.curve()]
+    assert len(losses) == STEPS
+    assert losses == pytest.approx([loss for loss, _ in uninterrupted], rel=1e-2)
+    assert "is damaged: " in program.run("report")[1]
 
 
 def test_a_second_ctrl_c_ends_at_once(program, write_run_file):
@@ -267,18 +268,6 @@ def test_a_second_ctrl_c_ends_at_once(program, write_run_file):
         interrupt(running)
         assert finished(running)[0] == 130
     program.assert_nothing_left()
-
-
-@pytest.mark.lane("test")
-def test_a_run_resumes_with_another_number_of_ranks(program, write_run_file, uninterrupted):
-    program.hold(36)
-    running = program.start("run", write_run_file(program.folder))
-    program.interrupt_after(36, running)
-    finished(running)
-    assert program.run("resume", "--nproc", "1")[0] == 0
-    losses = [loss for loss, _ in program.curve()]
-    assert len(losses) == STEPS
-    assert losses == pytest.approx([loss for loss, _ in uninterrupted], rel=1e-2)
 
 
 def test_a_finished_run_goes_on_as_if_it_had_been_longer(program, write_run_file, curve_of):
@@ -298,12 +287,17 @@ def test_a_finished_run_goes_on_as_if_it_had_been_longer(program, write_run_file
     assert program.run("resume")[0] == 2
 
 
-def test_a_run_of_the_queue_that_finished_goes_on_there(program, write_run_file, curve_of):
+def test_a_submitted_run_survives_its_shell_and_goes_on_in_the_queue_once_it_has_finished(
+    program, write_run_file, curve_of
+):
     constant = {"workload__optimizer": {"schedule": "constant"}, "workload__train_for": "36 steps"}
     longer = curve_of("constant", **constant | {"workload__train_for": "60 steps"})
-    assert program.run("submit", write_run_file(program.folder, **constant))[0] == 0
-    assert program.run("wait")[0] == 0
-    assert program.run("retry", program.run_dir.run_id)[0] == 2
+    code, run_id, _ = program.run("submit", write_run_file(program.folder, **constant))
+    assert (code, run_id.strip()) == (0, "tiny-1")
+    assert program.run("logs", "-f", "tiny-1")[0] == 0
+    assert program.run("status", "tiny-1")[1].split()[:4] == ["run", "tiny-1", "state", "SUCCEEDED"]
+    assert program.curve() == longer[:36]
+    assert program.run("retry", "tiny-1")[0] == 2
     assert program.run("resume", "--background", "--train-for", "60 steps")[0] == 0
     assert program.run("wait")[0] == 0
     assert program.curve() == longer
@@ -337,15 +331,6 @@ def test_ranks_agents_and_supervisors_share_one_budget_of_restarts(program, writ
     program.assert_nothing_left()
 
 
-def test_a_submitted_run_survives_its_shell(program, write_run_file, uninterrupted):
-    code, run_id, _ = program.run("submit", write_run_file(program.folder))
-    assert (code, run_id.strip()) == (0, "tiny-1")
-    assert program.run("logs", "-f", "tiny-1")[0] == 0
-    assert program.run("status", "tiny-1")[1].split()[:4] == ["run", "tiny-1", "state", "SUCCEEDED"]
-    assert program.curve() == uninterrupted
-    wait_until(lambda: not program.processes())  # its dispatcher ends as well
-
-
 def test_stop_ends_a_submitted_run(program, write_run_file):
     program.run("submit", write_run_file(program.folder, workload__train_for="20000 steps"))
     program.wait_for_step(20)
@@ -377,23 +362,6 @@ def test_a_stop_before_the_first_step_does_not_wait(program, write_run_file):
     assert finished(running)[0] == 130
     wait_until(lambda: program.run_dir.read_status().state == "STOPPED")
     program.assert_nothing_left()
-
-
-@pytest.mark.lane("test")
-def test_a_damaged_checkpoint_is_passed_over_aloud(program, write_run_file, uninterrupted):
-    program.hold(36)
-    running = program.start("run", write_run_file(program.folder))
-    program.interrupt_after(36, running)
-    finished(running)
-    newest = complete_checkpoints(program.run_dir)[-1][1]
-    part = next(newest.glob("*.safetensors"))
-    part.write_bytes(part.read_bytes()[:-1])
-    code, _, stderr = program.run("resume")
-    assert (code, program.curve()) == (0, uninterrupted)
-    assert re.search(
-        r"checkpoint of step \d+ is damaged: rank-\d.safetensors: .* bytes instead of .*; resuming", stderr
-    )
-    assert "is damaged: " in program.run("report")[1]
 
 
 def test_where_every_checkpoint_is_damaged_one_error_says_so_and_does_not_advise_to_resume(program, write_run_file):

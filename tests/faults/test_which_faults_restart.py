@@ -70,18 +70,7 @@ def test_an_exit_code_without_restarts_left_is_named(program, write_run_file):
     assert stderr.count("error: ") == 1 and "exited with code 13" in stderr and "lost contact" not in stderr
 
 
-@pytest.mark.lane("test-all")
-def test_a_killed_rank_0_is_the_cause_that_the_state_names(program, write_run_file):
-    program.hold(36)
-    running = program.start("run", write_run_file(program.folder, **TWO_NODES))
-    with program.held(36):
-        program.rank(0).kill()
-    assert finished(running)[0] == 0
-    recovering = [event for event in events(program, "state") if event["state"] == "RECOVERING"]
-    assert (recovering[-1]["cause"], recovering[-1]["message"]) == ("killed", "killed by SIGKILL")
-
-
-@pytest.mark.lane("test-all")
+@pytest.mark.lane("nightly")  # the last test has it on the other node
 def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file, uninterrupted):
     program.hold(36)
     running = program.start("run", write_run_file(program.folder, **TWO_NODES))
@@ -94,7 +83,7 @@ def test_a_node_agent_that_gets_sigterm_is_started_again(program, write_run_file
     program.assert_nothing_left()
 
 
-@pytest.mark.lane("test-all")
+@pytest.mark.lane("nightly")  # the last test has it on two nodes
 def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, write_run_file, uninterrupted):
     program.hold(36)
     running = program.start("run", write_run_file(program.folder))
@@ -108,18 +97,26 @@ def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, wri
 
 
 @pytest.mark.lane("test-all")
-def test_a_terminated_agent_and_a_killed_fork_server_of_two_nodes_cost_no_step(program, write_run_file, uninterrupted):
-    program.hold(23, 74)
-    running = program.start("run", write_run_file(program.folder, **TWO_NODES, recover={"max_restarts": 4}))
+def test_an_agent_a_rank_and_a_fork_server_of_two_nodes_end_one_after_the_other_and_cost_no_step(
+    program, write_run_file, uninterrupted
+):
+    program.hold(23, 50, 74)
+    running = program.start("run", write_run_file(program.folder, **TWO_NODES, recover={"max_restarts": 6}))
     with program.held(23):
         program.agent(0).terminate()
         wait_until(lambda: own_failures(program))
+    with program.held(50):
+        program.rank(0).kill()
+        wait_until(lambda: len(own_failures(program)) == 2)
     with program.held(74):
         program.fork_server(0).kill()
-        wait_until(lambda: len(own_failures(program)) == 2)
+        wait_until(lambda: len(own_failures(program)) == 3)
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
-    terminated, killed = own_failures(program)
+    terminated, killed, server = own_failures(program)
     assert terminated["message"] == "the node agent was killed by SIGTERM"
-    assert killed["cause"] == "node_lost"
+    assert (killed["cause"], killed["message"]) == ("killed", "killed by SIGKILL")
+    assert server["cause"] == "node_lost"
+    recovering = [event for event in events(program, "state") if event["state"] == "RECOVERING"]
+    assert (recovering[1]["cause"], recovering[1]["message"]) == ("killed", "killed by SIGKILL")
     program.assert_nothing_left()

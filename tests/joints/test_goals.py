@@ -147,8 +147,21 @@ GOALS = {
     ),
 }
 WAYS = ("bought", "rented", "there")
+WAYS_OF = {
+    "small": ("bought",),
+    "middle": ("rented", "there"),
+    "budget": ("bought", "there"),
+    "adapter": ("there", "rented"),
+    "experts": ("rented",),
+    "large": ("bought",),
+    "images": ("rented",),
+    "one-node": ("bought", "there"),
+    "racks": ("bought", "rented"),
+    "huge": ("there",),
+}
+"""Every goal, and every way five times; at night each goal goes all of them."""
 QUICK = {("middle", "rented"), ("adapter", "there"), ("racks", "bought")}
-"""Cases of `make test`; the others are for CI."""
+"""Cases of `make test`."""
 
 
 class Chain:
@@ -213,6 +226,11 @@ class Chain:
         return json.loads(self.run("cost", "run.yaml", "--json"))
 
     @cached_property
+    def submission(self) -> str:
+        """What would be submitted."""
+        return self.printed("submit", "--dry-run", "run.yaml")
+
+    @cached_property
     def stack(self) -> ClusterDescription:
         return read_cluster(str(self.folder / "stack.yaml"))
 
@@ -225,11 +243,14 @@ class Chain:
 FILES = ("--write", "run.yaml", "--write-stack", "stack.yaml", "--bill", "bill.csv")
 
 
+def lane(name: str, way: str) -> str:
+    """The smallest lane of a case."""
+    return "test" if (name, way) in QUICK else "test-all" if way in WAYS_OF[name] else "nightly"
+
+
 def cases() -> list[Any]:
     return [
-        pytest.param(
-            (name, way), marks=pytest.mark.lane("test" if (name, way) in QUICK else "test-all"), id=f"{name}-{way}"
-        )
+        pytest.param((name, way), marks=pytest.mark.lane(lane(name, way)), id=f"{name}-{way}")
         for name in GOALS
         for way in WAYS
     ]
@@ -248,8 +269,7 @@ def test_the_same_accelerators_are_planned_priced_measured_and_requested(chain: 
     assert chain.planned["cluster"]["num_nodes"] == nodes
     assert chain.planned["cluster"]["accelerator"]["name"] == chain.stack.accelerator.name
     assert chain.priced["num_accelerators"] == accelerators
-    for job in (("bench", "all", "--dry-run", "--cluster", "run.yaml"), ("submit", "--dry-run", "run.yaml")):
-        said = chain.printed(*job)
+    for said in (chain.printed("bench", "all", "--dry-run", "--cluster", "run.yaml"), chain.submission):
         if chain.way == "there":
             assert f"parallelism: {nodes} " in said and f"nvidia.com/gpu: '{per_node}'" in said
         else:
@@ -261,7 +281,7 @@ def test_the_deadline_is_the_time_limit_of_the_job_and_its_partition_takes_it(ch
     limit_s = chain.run_file.job.time_limit
     deadline = re.search(r"deadline: (\w+)", chain.goal.goal)
     assert limit_s == (parse_duration(deadline[1]) if deadline else None)
-    said = chain.printed("submit", "--dry-run", "run.yaml")
+    said = chain.submission
     if chain.way == "there":
         found = re.search(r"activeDeadlineSeconds: (\d+)", said)
         assert (None if found is None else int(found[1])) == limit_s
@@ -315,8 +335,7 @@ def test_one_price_of_an_hour_is_behind_every_cost(chain: Chain) -> None:
     else:
         paid = {each["name"]: each["usd"]["on-demand"] for each in chain.priced["offers"]}
         assert paid["your price"] == pytest.approx(cost, rel=1e-3)
-    said = chain.printed("submit", "--dry-run", "run.yaml")
-    assert f"at {usd:.2f} USD an hour" in said
+    assert f"at {usd:.2f} USD an hour" in chain.submission
 
 
 def test_the_plan_gives_the_step_and_the_chance_of_the_proposal(chain: Chain) -> None:

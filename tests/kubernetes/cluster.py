@@ -35,6 +35,8 @@ _JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
 _JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 _KUEUE = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{NAMESPACE}"
 TIMEOUT_S = 240.0
+_LOOK_S = 0.2
+"""A look is some questions to the server, which take more of a core than all else in a test that waits."""
 _ANSWER_S = 60.0
 """In which an API server answers that gets no processor for a while."""
 
@@ -199,7 +201,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = TIMEOUT_S) -> No
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "timed out"
-        time.sleep(0.1)
+        time.sleep(_LOOK_S)
 
 
 def _listens(port: int) -> bool:

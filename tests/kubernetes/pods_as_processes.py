@@ -99,6 +99,7 @@ class Cluster:
         self.pods: list[Object] = []
         self.jobsets: list[Object] = []
         self._failures: dict[tuple[str, int], tuple[str, str]] = {}
+        self._version = ""
 
     def make_nodes(self) -> None:
         """Nodes of eight accelerators."""
@@ -114,17 +115,23 @@ class Cluster:
             self.client.patch(f"/api/v1/nodes/{name}/status", {"status": status})
 
     def step(self) -> None:
-        """Look, and act."""
-        self.nodes = self.client.list("/api/v1/nodes")
-        self.pods = self.client.list(f"{_CORE}/pods")
-        self.jobsets = self.client.list(_JOBSETS)
+        """Look, and act. The version of a list is that of the whole store: as long as it stays, nothing has changed."""
+        found = self.client.get(_JOBSETS)
+        version = found["metadata"]["resourceVersion"]
+        has_changed, self._version = version != self._version, ""
+        if has_changed:
+            self.jobsets = found["items"]
+            self.nodes = self.client.list("/api/v1/nodes")
+            self.pods = self.client.list(f"{_CORE}/pods")
         self.kubelets.step(self.pods, {node["metadata"]["name"]: node for node in self.nodes})
-        self._collect_garbage()
+        if has_changed:
+            self._collect_garbage()
         for jobset in self.jobsets:
             if "deletionTimestamp" not in jobset["metadata"] and not (jobset.get("status") or {}).get("terminalState"):
                 if _QUEUE in labels(jobset):
                     self._admit(jobset)
                 self._run(jobset)
+        self._version = version  # of a step that was made to its end
 
     # Garbage collector
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tests.cli.test_app import trainworks_program
 from tests.fakes import FakeClock
 from tests.observe.conftest import RunningRun
 from tests.observe.monitoring import serving
 from tests.observe.prometheus import values
+from tests.program import trainworks_program
 from trainworks.api.observing.exporter import NodeMetrics, metrics_server, write_metrics
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, PortInUseError, UsageError

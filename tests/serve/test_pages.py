@@ -13,8 +13,8 @@ import time
 import pytest
 
 import trainworks
-from tests.cli.test_app import trainworks_program
 from tests.faults.launcher import wait_until
+from tests.program import trainworks_process
 from tests.report.conftest import RunWriter, make_plan
 from tests.serve.conftest import ADMIN, SUBMITTER, Server
 from trainworks.files import take_lock
@@ -59,7 +59,7 @@ def test_every_reader_tells_that_a_supervisor_was_killed_and_the_first_one_write
     lock, run = take_lock(run_dir.lock_file), trainworks.find_run(run_dir.run_id, server.runs)
     assert lock is not None  # as a rank that is still ending has it
     for command in (["status", run.id], ["ls"]):
-        said = trainworks_program(*command, "--json", folder=server.runs.parent).stdout
+        said = trainworks_process(*command, "--json", folder=server.runs.parent).stdout
         assert '"LOST"' in said and '"agent_lost"' in said and '"RUNNING"' not in said
     assert server.ask(f"/api/v1/runs/{run.id}").json["state"] == "LOST"
     page = server.ask(f"/runs/{run.id}").text

@@ -25,6 +25,22 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, corpus: Path, cache: Path) -> Callable[..., TinyRun]:
+    """A function: the run with these changes that has trained to its end, made once, to be looked at alone."""
+    known: dict[str, TinyRun] = {}
+
+    def of(**changes: Any) -> TinyRun:
+        key = repr(sorted(changes.items()))
+        if key not in known:
+            run = make_run(tmp_path_factory.mktemp("undisturbed"), corpus, cache, **changes)
+            assert run.train() == [0] * run.world_size
+            known[key] = run
+        return known[key]
+
+    return of
+
+
 @pytest.fixture
 def new_run(tmp_path: Path, corpus: Path, cache: Path) -> Callable[..., TinyRun]:
     """A function that makes a tiny run with changes to its run file (`workload__precision="bf16"`)."""

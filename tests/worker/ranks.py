@@ -20,6 +20,7 @@ from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import state
 
 _PRELOADED = [
+    "pytest",  # by the module of the test
     "torch._dynamo",
     "trainworks.worker.parallel.pipeline",
     "trainworks.worker.tasks.transformer_tasks",

@@ -42,11 +42,12 @@ def results(run: TinyRun) -> list[tuple[int, float]]:
     return [(row["step"], row["evaluation"]["loss"]) for row in run.rows() if "evaluation" in row]
 
 
-def test_losses_are_bit_identical_with_and_without_evaluation(new_run: NewRun, held_out: str) -> None:
-    plain = new_run()
+def test_losses_are_bit_identical_with_and_without_evaluation(
+    new_run: NewRun, undisturbed: NewRun, held_out: str
+) -> None:
     evaluated = new_run(workload__eval={"data": held_out, "every": "5 steps", "steps": 3})
-    assert plain.train() == evaluated.train() == [0, 0]
-    assert evaluated.curve() == plain.curve()
+    assert evaluated.train() == [0, 0]
+    assert evaluated.curve() == undisturbed().curve()
     assert [step for step, _ in results(evaluated)] == [5, 10, 15, 20, 24]
     assert results(evaluated)[-1][1] < results(evaluated)[0][1], "the held-out loss does not fall"
 
@@ -189,12 +190,11 @@ def outcomes(run: TinyRun) -> tuple[list[Any], dict[Any, str]]:
 
 
 def test_every_named_set_has_its_figures_and_a_text_and_training_and_kills_change_nothing(
-    new_run: NewRun, several_sets: dict[str, Any]
+    new_run: NewRun, undisturbed: NewRun, several_sets: dict[str, Any]
 ) -> None:
-    plain = new_run()
     run = new_run(workload__eval=several_sets)
-    assert plain.train() == run.train() == [0, 0]
-    assert run.curve() == plain.curve()
+    assert run.train() == [0, 0]
+    assert run.curve() == undisturbed().curve()
     found, texts = outcomes(run)
     assert [step for step, _ in found] == [8, 16, 24]
     for _, result in found:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.fakes import read_rows
+from tests.lanes import cases
 from tests.worker.harness import events
 from tests.worker.poison import (
     bad_steps,
@@ -62,7 +63,9 @@ def continued_behind(run, num_batches, *, from_step=8):
 LAYOUTS = [
     pytest.param({}, id="replicas"),
     pytest.param({"layout": {"dp_shard": 2}}, id="shards"),
-    pytest.param({"layout": {"dp_replicate": 2, "micro_batch": 2}}, id="accumulation"),
+    pytest.param(
+        {"layout": {"dp_replicate": 2, "micro_batch": 2}}, id="accumulation", marks=pytest.mark.lane("nightly")
+    ),
     pytest.param({"cluster__processes_per_node": 1}, id="one-rank"),
 ]
 
@@ -87,7 +90,7 @@ def test_a_skipped_step_is_an_event_with_the_ranks_values(make):
     assert [row["step"] for row in run.rows() if row.get("skipped") == "nonfinite"] == [bad]
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", cases([0.1, 0.0], at_night=[0.0]))
 def test_a_rollback_gives_the_curve_of_a_run_without_the_batches_since_the_checkpoint(make, dropout):
     run, bad = make(guard__nonfinite="rollback", dropout=dropout)
     assert run.train() == [0, 0]
@@ -97,7 +100,7 @@ def test_a_rollback_gives_the_curve_of_a_run_without_the_batches_since_the_check
     assert run.curve() == continued_behind(reference, bad - 8)
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("dropout", cases([0.1, 0.0], at_night=[0.0]))
 def test_a_run_killed_after_a_rollback_goes_on_behind_the_bad_batches(make, dropout):
     whole, _ = make(guard__nonfinite="rollback", dropout=dropout)
     whole.train()
@@ -169,15 +172,14 @@ def test_a_resumed_run_finds_the_same_spikes(make):
     assert run.curve() == whole.curve()
 
 
-def test_watching_spikes_does_not_change_a_healthy_curve(new_run):
-    plain, watched = new_run(), new_run(guard__spike="skip")
-    assert plain.train() == watched.train() == [0, 0]
-    assert plain.curve() == watched.curve()
+def test_watching_spikes_does_not_change_a_healthy_curve(new_run, undisturbed):
+    watched = new_run(guard__spike="skip")
+    assert watched.train() == [0, 0]
+    assert watched.curve() == undisturbed().curve()
 
 
-def test_a_loss_scale_that_was_too_high_is_no_fault(new_run):
-    run = new_run(workload__precision="fp16")
-    assert run.train() == [0, 0]
+def test_a_loss_scale_that_was_too_high_is_no_fault(undisturbed):
+    run = undisturbed(workload__precision="fp16")
     assert not events(run, "skipped")
     assert {row.get("skipped") for row in run.rows()} <= {None, "loss_scale"}
 

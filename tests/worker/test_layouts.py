@@ -11,6 +11,8 @@ import shutil
 
 import pytest
 
+from tests.lanes import cases
+
 ONE, TWO, THREE, FOUR, EIGHT = (
     {"cluster__processes_per_node": ranks, "workload__model__layers": 3} for ranks in (1, 2, 3, 4, 8)
 )
@@ -27,6 +29,8 @@ LAYOUTS = {
     "shards-tensor": FOUR | {"layout": {"dp_shard": 2, "tp": 2}},
     "shards-tensor-pipeline": EIGHT | {"layout": {"dp_shard": 2, "tp": 2, "pp": 2, "micro_batch": 1}},
 }
+AT_NIGHT = {"replicas-of-shards", "shards-and-accumulation", "shards-tensor"}
+"""Layouts whose parts others have: a run resumes in the first one, and in the last one with Muon."""
 
 
 def losses(run):
@@ -56,7 +60,7 @@ def test_the_loss_falls(one_process):
     assert one_process[-1] < one_process[0] - 0.5
 
 
-@pytest.mark.parametrize("name", [name for name in LAYOUTS if name != "one"])
+@pytest.mark.parametrize("name", cases([*LAYOUTS][1:], at_night=AT_NIGHT))
 def test_a_layout_has_the_loss_curve_of_one_process(finished, one_process, name):
     assert losses(finished(name)) == pytest.approx(one_process, rel=2e-4)
 
@@ -98,10 +102,8 @@ def test_bf16_follows_fp32_closely(new_run, one_process):
     assert losses(run) == pytest.approx(one_process, rel=0.02)
 
 
-def test_the_parts_of_a_step_add_up(new_run):
-    run = new_run()
-    run.train()
-    for row in run.rows():
+def test_the_parts_of_a_step_add_up(undisturbed):
+    for row in undisturbed().rows():
         parts = sum(
             row[f"{part}_s"] for part in ("data", "compute", "communication", "optimizer", "checkpoint", "other")
         )

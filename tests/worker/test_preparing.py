@@ -53,11 +53,11 @@ def content(folder) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """10 MB of JSONL: 10 shards."""
+    """6 MB of JSONL: 6 shards."""
     file = tmp_path_factory.mktemp("large") / "texts.jsonl"
     words = [f"w{number}" for number in np.random.default_rng(0).integers(0, 5000, 40_000)]
     with file.open("w") as out:
-        for number in range(500):
+        for number in range(300):
             out.write(json.dumps({"text": " ".join(words[number * 7 : number * 7 + 4000])[:20_000]}) + "\n")
     return file
 
@@ -205,7 +205,7 @@ def test_a_kill_loses_no_finished_shard_and_changes_no_byte(large, tokenizer, in
         str(tmp_path / "cache"),
     ]
     with subprocess.Popen([*command, str(processes)], start_new_session=True) as child:
-        work = wait_for_shards(tmp_path / "cache", 4, child)
+        work = wait_for_shards(tmp_path / "cache", 3, child)
         child.kill()
     wait_until_alone(child.pid)
     kept = {file.name: file.stat().st_mtime_ns for file in work.glob("tokens-*.bin") if finished(work, file.name)}
@@ -255,7 +255,7 @@ def test_a_finished_shard_that_was_damaged_is_made_again(large, tokenizer, in_on
 @pytest.mark.root
 @pytest.mark.lane("test-all")
 def test_a_full_disk_keeps_what_is_finished_for_the_next_try(large, tokenizer, in_one_go):
-    with mounted("size=4m") as disk:
+    with mounted("size=3m") as disk:
         with pytest.raises(DiskFullError, match="no space left") as caught:
             prepare(of(large, tokenizer), disk, processes=1)
         assert "not made again" in caught.value.hint

@@ -72,10 +72,10 @@ def test_a_window_that_the_run_does_not_finish_is_refused(new_run):
     assert events(run, "profile_refused")[0]["message"] == "the run ended before its last step"
 
 
-def test_recording_does_not_change_the_curve(new_run):
-    plain, recorded = new_run(), new_run(profile="5:9")
-    assert plain.train() == recorded.train() == [0, 0]
-    assert plain.curve() == recorded.curve()
+def test_recording_does_not_change_the_curve(new_run, undisturbed):
+    recorded = new_run(profile="5:9")
+    assert recorded.train() == [0, 0]
+    assert recorded.curve() == undisturbed().curve()
 
 
 def test_a_window_beyond_the_last_step_is_refused(new_run):

@@ -19,40 +19,24 @@ GROUPS = {
     "warmup": "4 steps",
     "groups": [{"parameters": "*embed*", "lr": 1e-3}, {"parameters": "*norm*", "weight_decay": 0.2}],
 }
+AT_NIGHT = pytest.mark.lane("nightly")
+"""Of states whose parts another case has: shards, fp32 weights beside those of 16 bits, several micro-batches."""
 MUON = {"name": "muon", "lr": 3e-3, "warmup": "4 steps"}
 
 
-@pytest.fixture(scope="module")
-def reference(tmp_path_factory, corpus, cache):
-    """Curves of uninterrupted runs, by their changes."""
-    from tests.worker.harness import make_run
-
-    known = {}
-
-    def curve(**changes):
-        key = repr(sorted(changes.items()))
-        if key not in known:
-            run = make_run(tmp_path_factory.mktemp("reference"), corpus, cache, **changes)
-            assert run.train() == [0] * run.world_size
-            known[key] = run.curve()
-        return known[key]
-
-    return curve
-
-
-@pytest.mark.parametrize("step", [1, *random.Random(7).sample(range(2, 24), amount(test=1, test_all=3, nightly=22))])
-def test_a_run_killed_at_any_step_resumes_bit_identically(new_run, reference, step):
+@pytest.mark.parametrize("step", [1, *random.Random(7).sample(range(2, 24), amount(test=1, test_all=1, nightly=22))])
+def test_a_run_killed_at_any_step_resumes_bit_identically(new_run, undisturbed, step):
     run = new_run()
     run.train(until=run.step_is_recorded(step))
     assert run.train() == [0, 0]
-    assert run.curve() == reference()
+    assert run.curve() == undisturbed().curve()
 
 
-def test_a_run_killed_while_it_writes_a_checkpoint_resumes_bit_identically(new_run, reference):
+def test_a_run_killed_while_it_writes_a_checkpoint_resumes_bit_identically(new_run, undisturbed):
     run = new_run()
     run.train(until=run.checkpoint_is_being_written(16))
     assert run.train() == [0, 0]
-    assert run.curve() == reference()
+    assert run.curve() == undisturbed().curve()
 
 
 @pytest.mark.parametrize(
@@ -61,31 +45,31 @@ def test_a_run_killed_while_it_writes_a_checkpoint_resumes_bit_identically(new_r
         pytest.param(DROPOUT, id="dropout"),
         pytest.param(DROPOUT | {"layout": {"dp_shard": 2, "recompute": "selective"}}, id="dropout-recompute"),
         pytest.param(DROPOUT | {"layout": {"tp": 2}}, id="dropout-sequence-parallel"),
-        pytest.param({"layout": {"dp_shard": 2}}, id="shards"),
+        pytest.param({"layout": {"dp_shard": 2}}, id="shards", marks=AT_NIGHT),
         pytest.param({"workload__optimizer": GROUPS, "layout": {"dp_shard": 2}}, id="groups-shards"),
         pytest.param({"workload__optimizer": MUON, "layout": {"dp_shard": 2}}, id="muon-shards"),
-        pytest.param({"workload__precision": "bf16"}, id="bf16"),
+        pytest.param({"workload__precision": "bf16"}, id="bf16", marks=AT_NIGHT),
         pytest.param({"workload__precision": "fp16"}, id="fp16-loss-scaling"),
-        pytest.param({"layout": {"dp_replicate": 2, "micro_batch": 2}}, id="accumulation"),
+        pytest.param({"layout": {"dp_replicate": 2, "micro_batch": 2}}, id="accumulation", marks=AT_NIGHT),
         pytest.param({"cluster__processes_per_node": 3, "workload__global_batch": 9}, id="three-ranks"),
         pytest.param({"cluster__processes_per_node": 1}, id="one-rank"),
     ],
 )
-def test_every_kind_of_state_is_restored(new_run, reference, changes):
+def test_every_kind_of_state_is_restored(new_run, undisturbed, changes):
     run = new_run(**changes)
     run.train(until=run.a_checkpoint_is_complete, before=24)
     assert run.train() == [0] * run.world_size
     assert events(run, "attempt")[-1]["resumed_from_step"] in (8, 16)
-    assert run.curve() == reference(**changes)
+    assert run.curve() == undisturbed(**changes).curve()
 
 
-def test_a_stopped_run_has_a_checkpoint_of_its_last_step(new_run, reference):
+def test_a_stopped_run_has_a_checkpoint_of_its_last_step(new_run, undisturbed):
     run = new_run()
     assert run.train(until=run.step_is_recorded(3), kill=signal.SIGTERM, before=16) == [0, 0]
     stopped_at = events(run, "stopped")[0]["step"]
     assert complete_checkpoints(run.run_dir)[-1][0].step == stopped_at
     assert run.train() == [0, 0]
-    assert run.curve() == reference()
+    assert run.curve() == undisturbed().curve()
 
 
 def test_a_stop_file_stops_all_ranks_at_the_same_step(new_run):
@@ -101,10 +85,17 @@ def test_only_the_newest_checkpoints_are_kept(new_run):
     assert [step for step, _ in run.run_dir.checkpoint_folders()] == [20, 24]
 
 
-@pytest.mark.parametrize("file", ["metadata.json", "rank-1.safetensors"])
-@pytest.mark.parametrize("changes", [{}, {"layout": {"dp_shard": 2}}], ids=["replicas", "shards"])
+@pytest.mark.parametrize(
+    ("changes", "file"),
+    [
+        pytest.param({}, "metadata.json", id="replicas-metadata"),
+        pytest.param({"layout": {"dp_shard": 2}}, "rank-1.safetensors", id="shards-rank-1"),
+        pytest.param({}, "rank-1.safetensors", id="replicas-rank-1", marks=AT_NIGHT),
+        pytest.param({"layout": {"dp_shard": 2}}, "metadata.json", id="shards-metadata", marks=AT_NIGHT),
+    ],
+)
 def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_bit_identically_from_the_one_before(
-    new_run, reference, changes, file
+    new_run, undisturbed, changes, file
 ):
     run = new_run(**changes)
     run.train(until=lambda: len(complete_checkpoints(run.run_dir)) == 2)
@@ -114,7 +105,7 @@ def test_a_run_whose_newest_checkpoint_is_damaged_goes_on_bit_identically_from_t
     (newest / file).write_bytes(content)
     assert run.train() == [0, 0]
     assert events(run, "attempt")[-1]["resumed_from_step"] == int(older.name.removeprefix("step-"))
-    assert run.curve() == reference(**changes)
+    assert run.curve() == undisturbed(**changes).curve()
 
 
 def test_a_run_without_a_checkpoint_that_can_be_loaded_ends_with_one_clear_error(new_run):

@@ -18,6 +18,7 @@ from transformers import (
     ViTConfig,
 )
 
+from tests.lanes import cases
 from tests.worker.harness import TinyRun, events
 from tests.worker.test_own_module import TRIAL
 from trainworks.config.load import parse_run_file
@@ -110,7 +111,7 @@ def trained(run: TinyRun) -> list[float]:
     return [loss for loss, _ in run.curve()]
 
 
-@pytest.mark.parametrize("kind", ["bert", "vit", *UNPLANNED])
+@pytest.mark.parametrize("kind", cases(["bert", "vit", *UNPLANNED], at_night=["falcon"]))
 def test_losses_of_replicas_and_shards_are_those_of_one_process(new_task, kind):
     one = trained(new_task(kind, "{micro_batch: 8}", 1))
     assert trained(new_task(kind, "{dp_replicate: 2, micro_batch: 2}", 2)) == pytest.approx(one, rel=1e-4)

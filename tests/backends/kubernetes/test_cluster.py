@@ -11,6 +11,7 @@ from tests.backends.kubernetes.conftest import Kube
 from tests.fakes import FakeClock
 from tests.kubernetes.cluster import wait_until
 from tests.kubernetes.pod_security import violations
+from tests.lanes import cases
 from trainworks.api.proving.repair import ClusterRepairs
 from trainworks.backends.kubernetes.client import KubernetesRefusedError
 from trainworks.config.engines import Toleration
@@ -219,7 +220,7 @@ def test_a_preempted_pod_ends_all_ranks_in_order_and_costs_no_restart(kube: Kube
         file.unlink()
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", cases([0, 1], at_night=[1]))  # of the second pod another test shows a restart
 def test_restarts_end(kube: Kube, index: int) -> None:
     run = kube.command("sleep 600", restarts=1).start()
     run.delete_pod(index)

@@ -69,7 +69,7 @@ class Laptop:
 
     def wait_for(self, state: str) -> None:
         """Until the list of jobs has a job in this state."""
-        wait_until(lambda: state in self.trainworks("ps", "--all"))
+        wait_until(lambda: state in self.trainworks("ps", "--all"), look_s=1.0)
 
     def run_dir(self, run: str) -> RunDir:
         """A run directory, as seen from here."""
@@ -118,7 +118,7 @@ def test_a_running_job_is_followed_entered_and_stopped(laptop: Laptop) -> None:
     laptop.write("echo up; sleep 600")
     laptop.trainworks("submit", "run.yaml")
     laptop.wait_for("RUNNING")
-    wait_until(lambda: laptop.trainworks("logs", "t-1") == "up\n")
+    wait_until(lambda: laptop.trainworks("logs", "t-1") == "up\n", look_s=1.0)
     assert laptop.trainworks("exec", "t-1", "--", "pwd") == f"{laptop.scratch}\n"
     laptop.trainworks("edit", "t-1", "--set", "name=other", code=2)
     laptop.trainworks("stop", "t-1")

@@ -25,7 +25,7 @@ from trainworks.jobs.store import JobStore, open_store
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
-SUBMITS = amount(test=8, test_all=8, nightly=67)
+SUBMITS = amount(test=4, test_all=4, nightly=67)
 """For each of the moments: it has made a run directory, has said that it waits, calls sbatch."""
 RUN_FILE = """name: job
 run: echo $TRAINWORKS_RUN_DIR >> {book}

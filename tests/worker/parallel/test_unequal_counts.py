@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.lanes import cases
 from tests.worker.parallel.test_equivalence import LLAMA, POSITIONS
 from tests.worker.ranks import on_ranks
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
@@ -86,7 +87,11 @@ def of_one_micro_batch() -> tuple[float, dict[str, np.ndarray]]:
     return outcome({"micro_batch": GLOBAL_BATCH}, weigh=False)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+AT_NIGHT = ("replicas of shards", "pipeline of replicas", "pipeline with context")
+"""Of parts that the other layouts have."""
+
+
+@pytest.mark.parametrize("name", cases(LAYOUTS, at_night=AT_NIGHT))
 def test_loss_and_gradients_are_those_of_one_micro_batch(name: str) -> None:
     loss, expected = of_one_micro_batch()
     got_loss, got = outcome(LAYOUTS[name])
