@@ -17,7 +17,7 @@ work=$folder.partial
 root=$work/root
 mkdir -p "$work/mirror"
 # what an image of Debian has that Ansible and systemd need, and minbase has not
-image=systemd,systemd-sysv,dbus,openssh-server,sudo,python3,python3-apt,iproute2,procps,kmod,ca-certificates,apt-utils,iputils-ping
+image=systemd,systemd-sysv,dbus,openssh-server,sudo,python3,python3-apt,iproute2,procps,kmod,ca-certificates,apt-utils,iputils-ping,bubblewrap
 debootstrap --variant=minbase --include="$image" bookworm "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >&2
 
 # the mirror: every package with what it needs, as a folder that apt reads

@@ -117,7 +117,7 @@ def power_saving(hall: Hall) -> None:
     stopped = 'test "$(sinfo --noheader --Node --format=%T | grep -c "~")" = 2'
     states = 'sinfo --Node --format="%N %T"'
     run(
-        f"ssh alice@login1 'for try in {{1..60}}; do {stopped} && break; sleep 5; done; {states}'",
+        f"ssh alice@login1 'for try in {{1..150}}; do {stopped} && break; sleep 5; done; {states}'",
         lambda code, printed: printed.count("idle~") == 2,
     )
     submit("login1", nodes=3)

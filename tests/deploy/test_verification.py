@@ -15,6 +15,7 @@ from trainworks.api import deploying
 from trainworks.api.deploying import render_stack
 from trainworks.cli.app import app
 from trainworks.config.stack import load_stack
+from trainworks.config.stack_parts.scheduler import SlurmPower
 from trainworks.config.stack_parts.storage import SharedMount
 from trainworks.deploy.delivered import DeliveredFile, delivered_files
 from trainworks.deploy.file_systems import is_mounted_as, mount_units, mounted_as
@@ -105,6 +106,15 @@ def test_a_cluster_that_is_as_its_stack_says_passes() -> None:
 def test_a_difference_is_named(host: str, old: str, new: str, check: str) -> None:
     wrong = [verdict for verdict in verified(host, old, new).verdicts if verdict.outcome == "fail"]
     assert [(verdict.host, verdict.check) for verdict in wrong] == [(host, check)]
+
+
+@pytest.mark.parametrize(("power", "failed"), [(None, True), (SlurmPower(start="true", stop="true"), False)])
+def test_a_node_that_slurm_has_stopped_takes_jobs_where_it_may_stop_nodes(
+    power: SlurmPower | None, failed: bool
+) -> None:
+    stack = STACK.model_copy(update={"slurm": STACK.scheduler.model_copy(update={"power": power})})
+    answers = {name: Answer(0, said(name).replace("gpu3\tidle|", "gpu3\tidle~|")) for name in HOSTS}
+    assert verify(stack, FILES, answers).failed == failed
 
 
 def test_a_difference_of_a_file_says_what_differs_and_no_secret() -> None:

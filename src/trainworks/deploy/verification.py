@@ -45,6 +45,8 @@ class ClusterVerification(Result):
         return any(verdict.outcome == "fail" for verdict in self.verdicts)
 
 
+_POWER = "~%#!"
+"""What Slurm puts behind the state of a node that it has stopped, stops, starts, or is about to stop; sinfo(1)."""
 _CLOCK_S = 1.0
 """Largest difference of a clock: munge allows 300 s, and logs of several nodes are read side by side."""
 _TARGETS = """python3 -c '
@@ -257,7 +259,9 @@ class _Expected:
             gres = gres_of(accelerators) if accelerators else "(null)"
             for name in group.names:
                 state, _, found = nodes.get(name, "unknown to Slurm|").partition("|")
-                good = state in ("idle", "mixed", "allocated", "completing") and found.partition("(S:")[0] == gres
+                # one that Slurm stops, or starts, is there for jobs: `idle~`, `idle%`, `mixed#`
+                awake = state.rstrip(_POWER) if self.stack.scheduler.power else state
+                good = awake in ("idle", "mixed", "allocated", "completing") and found.partition("(S:")[0] == gres
                 yield _verdict(host, f"Slurm's node {name}", f"{state} {found}".strip(), f"takes jobs, {gres}", good)
 
     def _targets(self, host: str, targets: Mapping[str, str]) -> Iterator[NodeVerdict]:
