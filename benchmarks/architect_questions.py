@@ -48,7 +48,8 @@ which is about the error of published peaks of memory; counts only if they are e
 The planner sees the model, the cluster, the batch, the program with its year, and those degrees of the layout that
 the source prints. The rest of the layout is its own choice. After the first answers, some inputs were written more
 completely, without a change to a question or to a published value: the sharding of the states, the program and its
-year, the printed recomputation and micro-batch of three models. GPU hours and days *in all* include failures and
+year, the printed recomputation and micro-batch of three models, and the recomputation of GPT-3 175B, whose source counts
+eight FLOPs per parameter and token. GPU hours and days *in all* include failures and
 checkpoints: the interval is from the 10th to the 90th percentile of `trainworks.goodput`. Published hours may also
 hold restarts by hand, evaluation and changes of the recipe, which no plan knows.
 
