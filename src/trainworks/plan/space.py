@@ -181,7 +181,7 @@ class Space:
     def _filling(self, mesh: Mapping[str, int]) -> _Filling:
         job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
         layers = None if isinstance(job.shape, ConvNetShape) else job.shape.layers
-        kinds = [kind for kind in recomputations(job) if kind or "recompute_layers" not in self.fixed]
+        kinds = [kind for kind in recomputations(job) if kind or not self.fixed.get("recompute_layers")]
         largest = max(job.largest_micro_batch, self.fixed.get("micro_batch", 1))
         choices: dict[str, list[int]] = {
             "micro_batch": [size for size in divisors(self.global_batch // dp) if size <= largest],

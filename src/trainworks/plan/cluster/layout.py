@@ -263,7 +263,7 @@ def _check_recomputation(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
         if not job.software.sequence_parallel:
             why = f"is later than {job.software.name}"
         yield LayoutError(f"recompute (selective) {why}", field="recompute", hint="set `recompute` to none or full")
-    if "recompute_layers" in fixed and (fixed.get("recompute") == Recompute.NONE or fixed.get("offload")):
+    if fixed.get("recompute_layers") and (fixed.get("recompute") == Recompute.NONE or fixed.get("offload")):
         yield LayoutError(NEEDS_RECOMPUTATION, field="recompute_layers", hint="set `recompute: full`, or leave it out")
 
 
