@@ -67,7 +67,7 @@ class Layout(Spec):
     """Activations that the backward pass recomputes: none, those of the attention between its projections, or all."""
     recompute_layers: Annotated[int, up_to("layers")] | Literal["auto"] = "auto"
     """With `recompute`, how many layers of each rank recompute, the first ones; the others keep all activations. By
-    default all layers, and no more than memory asks for where a described cluster leaves `recompute` open."""
+    default all layers, and no more than memory asks for where a search decides `recompute`."""
     offload_activations: bool | Literal["auto"] = "auto"
     """Keep activations in host memory until their backward pass."""
     offload_optimizer: bool | Literal["auto"] = "auto"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.plan.activations import element_bytes
 from trainworks.plan.layouts import Array, Compression, Layouts
 from trainworks.plan.parameters import (
     attention_sizes,
@@ -50,11 +49,10 @@ def sent_bytes(shape: ModelShape | ConvNetShape, layouts: Layouts, uncompressed:
     return sent
 
 
-def gathered_bytes(shape: ModelShape, layouts: Layouts, precision: str) -> Array:
+def gathered_bytes(shape: ModelShape, layouts: Layouts, whole: float) -> Array:
     """Bytes of a gathered parameter, on average over all but routed experts: 1 of blocks with `fp8_all_gather`, and
-    those of its type of the embedding and the output; norms are neglected.
+    `whole` of the embedding and the output; norms are neglected.
     """
-    whole = float(element_bytes(precision))
     routed = shape.experts * expert_parameters(shape) * num_expert_layers(shape) if shape.experts else 0
     tables = shape.vocabulary * shape.hidden * (1 if shape.tie_embeddings else 2) / (shape.num_parameters - routed)
     return np.where(layouts.fp8_all_gather > 0, 1 - tables + tables * whole, whole)

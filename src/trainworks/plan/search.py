@@ -263,8 +263,8 @@ def search(space: AnySpace, *, keep: int = 10) -> SearchResult:
 
 
 def _less_recomputed(job: AnyJob, layouts: Layouts, times: StepTimes) -> Layouts:
-    """Of the layouts that would be fastest if nothing was recomputed, those that leave memory to spare with a part of
-    the layers recomputed, with the fewest; memory falls with each. Megatron-LM counts layers by chunk.
+    """The layouts that would be fastest without recomputation, with the fewest layers recomputed that leave memory to
+    spare; those that need all or none are left out. Memory falls with each layer. Megatron-LM counts them by chunk.
     """
     if isinstance(job.shape, ConvNetShape) or not layouts.recompute.any():
         return _NOTHING

@@ -94,7 +94,7 @@ class Space:
 
     @property
     def can_recompute_less(self) -> bool:
-        """Whether it is open how many layers recompute: nothing is written of recomputation."""
+        """True if nothing is written of recomputation, so that a part of the layers may recompute."""
         return self.fixed.keys().isdisjoint(("recompute", "recompute_layers"))
 
     def meshes(self, reject: _Reject) -> Iterator[_Mesh]:

@@ -319,19 +319,11 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     parameters = _held(job, layouts, blocks)
     copies = layouts.dp * layouts.cp
     expert_copies = np.maximum(1.0, copies * layouts.tp / layouts.ep)
-    units, weight_bytes = blocks + 1, gathered_bytes(job.shape, layouts, job.precision)
+    whole = float(element_bytes(job.precision))
+    units, weight_bytes = blocks + 1, gathered_bytes(job.shape, layouts, whole)
     full = _reductions_s(job, layouts, rates, parameters.dense, units, copies, layouts.tp, weight_bytes)
     if job.shape.experts:
-        full = full + _reductions_s(
-            job,
-            layouts,
-            rates,
-            parameters.experts,
-            units,
-            expert_copies,
-            layouts.ep,
-            float(element_bytes(job.precision)),
-        )
+        full = full + _reductions_s(job, layouts, rates, parameters.experts, units, expert_copies, layouts.ep, whole)
     hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
     if not rates.software.overlap:
         full = np.where(layouts.zero == 3, full / rates.coefficients.old_gather_share, full)
