@@ -25,8 +25,9 @@ from trainworks.units import format_gib
 _CHUNK = 16384
 _LAYOUTS_OF_A_FAMILY = 64
 """Among so many times as many of the preferred layouts as families are wanted, that many are looked for first."""
-_LIGHTENED = 64
-"""Layouts of a chunk that are tried with fewer layers recomputed."""
+_LIGHTENED, _NEAR = 256, 1.1
+"""Layouts of a search that are tried with fewer layers recomputed, and how much slower than the fastest they may be
+without recomputation."""
 TIGHT_SHARE = 0.97
 """Share of the usable memory above which the memory outside the plan decides whether a layout fits. Assumed."""
 _FAMILY = ("tp", "pp", "cp", "ep", "zero", "dp_shard", "micro_batch", "recompute", "offload", "offload_optimizer")
@@ -85,6 +86,17 @@ class _Kept:
     used: list[Array] = field(default_factory=list)
     nearest: Layouts = field(default_factory=lambda: _NOTHING)
     least_bytes: float = np.inf
+    noted: Layouts = field(default_factory=lambda: _NOTHING)
+    """Those that recompute and would be fastest if they did not."""
+    noted_s: Array = field(default_factory=lambda: np.zeros(0))
+    """Their step times without recomputation."""
+
+    def note(self, layouts: Layouts, times: StepTimes) -> None:
+        some = np.flatnonzero((layouts.recompute != Recompute.NONE) & (layouts.offload == 0))
+        seconds = np.concatenate([self.noted_s, (times.total_s - times.recompute_s)[some]])
+        first = np.argsort(seconds, kind="stable")[:_LIGHTENED]
+        self.noted = Layouts.concatenate([self.noted, layouts.take(some)]).take(first)
+        self.noted_s = seconds[first]
 
     def reject_mesh(self, reason: str, mesh: dict[str, int]) -> None:
         named = ", ".join(f"{name} {degree}" for name, degree in mesh.items())
@@ -246,8 +258,10 @@ def search(space: AnySpace, *, keep: int = 10) -> SearchResult:
             chosen = layouts.take(good)
             times = job.step_times(chosen)
             results.add(chosen, times.total_s, used[good])
-            if space.can_recompute_less and len(lighter := _less_recomputed(job, chosen, times)):
-                results.add(lighter, job.step_times(lighter).total_s, job.memories(lighter).device_bytes())
+            if space.can_recompute_less:
+                results.note(chosen, times)
+    if len(lighter := _less_recomputed(job, results)):
+        results.add(lighter, job.step_times(lighter).total_s, job.memories(lighter).device_bytes())
     layouts, seconds, used = results.best()
     return SearchResult(
         evaluated=results.evaluated,
@@ -262,30 +276,28 @@ def search(space: AnySpace, *, keep: int = 10) -> SearchResult:
     )
 
 
-def _less_recomputed(job: AnyJob, layouts: Layouts, times: StepTimes) -> Layouts:
-    """The layouts that would be fastest without recomputation, with the fewest layers recomputed that leave memory to
-    spare; those that need all or none are left out. Memory falls with each layer. Megatron-LM counts them by chunk.
+def _less_recomputed(job: AnyJob, results: _Kept) -> Layouts:
+    """The noted layouts with the fewest layers recomputed that leave memory to spare; those that need all or none, and
+    slow ones, are left out. Memory falls with each layer. Megatron-LM counts them by chunk.
     """
-    if isinstance(job.shape, ConvNetShape) or not layouts.recompute.any():
+    kept = results.noted.take(results.noted_s < _NEAR * min((times.min() for times in results.seconds), default=0.0))
+    if isinstance(job.shape, ConvNetShape) or not len(kept):
         return _NOTHING
     limit = TIGHT_SHARE * limit_bytes(job)
-    fastest = np.argsort(times.total_s - times.recompute_s, kind="stable")
-    some = fastest[((layouts.recompute != Recompute.NONE) & (layouts.offload == 0))[fastest]][:_LIGHTENED]
-    kept = layouts.take(some)
-    blocks, _ = stage_blocks(job.shape.layers, kept)
-    at_once = kept.interleave if job.software.name and job.software.framework == "megatron" else np.ones(len(kept))
 
     def fit(changed: Layouts) -> NDArray[np.bool_]:
         return job.memories(changed).device_bytes() <= limit
 
+    kept = kept.take(fit(kept) & ~fit(replace(kept, recompute=np.zeros(len(kept)))))
+    blocks, _ = stage_blocks(job.shape.layers, kept)
+    at_once = kept.interleave if job.software.name and job.software.framework == "megatron" else np.ones(len(kept))
     low, high = np.zeros(len(kept)), blocks / at_once
-    useful = fit(kept) & ~fit(replace(kept, recompute=0 * low))
     while (high - low > 1).any():
         middle = np.floor((low + high) / 2)
         good = fit(replace(kept, recompute_layers=np.maximum(1.0, middle) * at_once))
         low, high = np.where(good, low, middle), np.where(good, middle, high)
     lighter = replace(kept, recompute_layers=high * at_once)
-    return lighter.take(useful & (lighter.recompute_layers < blocks))
+    return lighter.take(lighter.recompute_layers < blocks)
 
 
 def _split_in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:
