@@ -20,6 +20,7 @@ OPTIONS = (
     "interleave",
     "zero_bubble",
     "recompute",
+    "recompute_layers",
     "offload_activations",
     "offload_optimizer",
 )
@@ -223,7 +224,8 @@ def test_an_option_may_be_left_open_in_words(option: str) -> None:
     ("option", "value"),
     [
         ("zero", 0), ("zero", 4), ("sequence_parallel", "some"), ("interleave", 0), ("zero_bubble", "zb-h1"),
-        ("recompute", "half"), ("recompute", True), ("offload_activations", "cpu"), ("offload_optimizer", 2),
+        ("recompute", "half"), ("recompute", True), ("recompute_layers", 0),
+        ("offload_activations", "cpu"), ("offload_optimizer", 2),
     ],
 )  # fmt: skip
 def test_an_option_has_its_values_and_no_others(option: str, value: object) -> None:
@@ -234,6 +236,6 @@ def test_an_option_has_its_values_and_no_others(option: str, value: object) -> N
 def test_a_layout_with_every_option_survives_json() -> None:
     written = Layout(
         dp_shard=8, zero=1, tp=2, sequence_parallel=True, pp=2, interleave=4, zero_bubble=False, micro_batch=1,
-        recompute="selective", offload_activations=False, offload_optimizer=True,
+        recompute="selective", recompute_layers=3, offload_activations=False, offload_optimizer=True,
     )  # fmt: skip
     assert Layout.model_validate_json(written.model_dump_json()) == written

@@ -182,6 +182,14 @@ def test_a_plan_that_the_program_cannot_run_is_refused(
     assert hint in (refused.value.hint or "")
 
 
+@pytest.mark.parametrize(("layers", "by_chunk"), [(8, 4), (7, 4), (2, 1)])
+def test_layers_of_a_stage_that_recompute_are_layers_of_each_chunk_for_megatron(layers: int, by_chunk: int) -> None:
+    text = handed("megatron", layout=LAYOUTS["megatron"] | {"recompute_layers": layers}).text
+    assert "--recompute-method block" in text
+    assert f"--recompute-num-layers {by_chunk}" in text
+    assert ("rounds up to whole layers of each chunk" in text) == (layers == 7)
+
+
 def test_the_micro_batches_of_torchtitan_make_the_global_batch() -> None:
     config = handed("torchtitan").text
     number = {name: int(value) for name, value in re.findall(r"(\w+) = (-?\d+)$", config, re.MULTILINE)}

@@ -215,6 +215,24 @@ def test_an_interleaved_schedule_keeps_korthikanti_s_share_more(pp: int, interle
     assert share == pytest.approx(1 + (pp - 1) / (pp * interleave), rel=0.05)
 
 
+@given(pp=DEGREES, recomputing=st.integers(1, 3))
+def test_layers_that_do_not_recompute_keep_their_activations(pp: int, recomputing: int) -> None:
+    blocks = LLAMA.layers / pp
+    none, some, every = (
+        float(memory(LLAMA, pp=pp, recompute=kind, recompute_layers=layers).activations_bytes[0])
+        for kind, layers in ((Recompute.NONE, 0), (Recompute.FULL, recomputing), (Recompute.FULL, 0))
+    )
+    assert some == pytest.approx(none - (none - every) * recomputing / blocks)
+
+
+def test_a_chunk_adds_up_its_gradients_before_zero_2_scatters_them() -> None:
+    held = [
+        float(memory(LLAMA, dp=8, dp_shard=8, zero=zero, pp=4, interleave=v).gradients_bytes[0])
+        for zero, v in ((1, 4), (2, 4), (2, 1))
+    ]
+    assert held[1] == pytest.approx(held[0] / 4 + held[2])
+
+
 def test_a_large_vocabulary_fills_the_last_stage() -> None:
     assert memory(resized(LLAMA, vocabulary=1_000_000, layers=4), pp=4, micro_batch=8).stage == 3
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -18,7 +19,16 @@ from trainworks.plan import space as space_module
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.memory import predict_memories
 from trainworks.plan.parameters import resized
-from trainworks.plan.search import SearchResult, fits, limit_bytes, pareto_front, preferred_s, search, search_layouts
+from trainworks.plan.search import (
+    TIGHT_SHARE,
+    SearchResult,
+    fits,
+    limit_bytes,
+    pareto_front,
+    preferred_s,
+    search,
+    search_layouts,
+)
 from trainworks.plan.software import Software
 from trainworks.plan.space import Space, recomputations
 from trainworks.plan.step_time import TrainingJob
@@ -26,6 +36,7 @@ from trainworks.record.model_shape import ModelShape
 
 LLAMA = job(sequence_length=4096)
 """Of 32 A100s."""
+DEEP = job("llama3-70b", "8 nodes of 8x A100-SXM-80GB over 8x HDR", sequence_length=8192)
 SMALL = known("tinyllama-1.1b")
 BATCH = 64
 
@@ -66,7 +77,7 @@ def every_layout(shape: ModelShape, length: int, world: int, batch: int) -> Iter
                 yield {
                     "dp": dp, "dp_shard": dp_shard, "zero": zero, "tp": tp, "pp": pp, "cp": cp, "ep": 1,
                     "sequence_parallel": sequence_parallel, "interleave": interleave, "micro_batch": micro_batch,
-                    "recompute": int(recompute), "zero_bubble": zero_bubble, "accum": accum,
+                    "recompute": int(recompute), "recompute_layers": 0, "zero_bubble": zero_bubble, "accum": accum,
                     "offload": offload[0], "offload_optimizer": offload[1],
                     "gradient_compression": 0, "powersgd_rank": 0, "expert_capacity": 0, "fp8_all_gather": 0,
                 }  # fmt: skip
@@ -110,7 +121,7 @@ def test_the_search_prices_what_plain_loops_enumerate(nodes: str, gibibytes: flo
     space = Space(of, of.cluster.num_accelerators, 4, {})
     filled = Layouts.concatenate([*space.layouts(lambda *_: None)])
     assert keys(rows_of(filled)) == keys(expected)
-    assert keys(rows(found)) <= keys(fitting)
+    assert keys(of_all_layers(found)) <= keys(fitting)
 
 
 def keys(rows: Iterable[dict[str, int]]) -> set[tuple[tuple[str, int], ...]]:
@@ -128,6 +139,11 @@ def fits_alone(of: TrainingJob, row: dict[str, int]) -> bool:
 
 def rows(result: SearchResult) -> list[dict[str, int]]:
     return rows_of(result.layouts)
+
+
+def of_all_layers(result: SearchResult) -> list[dict[str, int]]:
+    """The layouts with what they recompute repeated in all layers, and those without as they are."""
+    return [row | {"recompute_layers": 0} for row in rows(result)]
 
 
 def rows_of(layouts: Layouts) -> list[dict[str, int]]:
@@ -217,7 +233,7 @@ def test_every_layout_fits(result: SearchResult) -> None:
 
 def test_every_layout_is_legal(result: SearchResult) -> None:
     legal = {tuple(sorted(row.items())) for row in every_layout(LLAMA.shape, 4096, 32, BATCH)}
-    assert {tuple(sorted(row.items())) for row in rows(result)} <= legal
+    assert {tuple(sorted(row.items())) for row in of_all_layers(result)} <= legal
 
 
 def test_the_times_are_those_of_the_layouts(result: SearchResult) -> None:
@@ -298,6 +314,36 @@ def test_a_decided_layout_is_priced_alone(result: SearchResult) -> None:
 def test_deciding_something_is_never_better(result: SearchResult) -> None:
     for fixed in ({"tp": 8}, {"zero": 0}, {"micro_batch": 1}):
         assert preferred(searched(LLAMA, **fixed))[0] >= preferred(result)[0]
+
+
+def test_no_more_layers_recompute_than_memory_asks_for() -> None:
+    limit = TIGHT_SHARE * limit_bytes(DEEP)
+    layouts = searched(DEEP, batch=128, tp=8, pp=4).layouts
+    some = layouts.take(layouts.recompute_layers > 0)
+    assert len(some)
+    assert (DEEP.memories(some).device_bytes() <= limit).all()
+    fewer = some.take(some.recompute_layers > 1)
+    assert (DEEP.memories(replace(fewer, recompute_layers=fewer.recompute_layers - 1)).device_bytes() > limit).all()
+
+
+def test_a_recomputation_that_is_written_is_that_of_all_layers() -> None:
+    written = searched(DEEP, batch=128, tp=8, pp=4, recompute=int(Recompute.FULL)).layouts
+    assert not written.recompute_layers.any()
+
+
+def test_layers_that_are_written_recompute() -> None:
+    written = searched(DEEP, batch=128, tp=8, pp=4, recompute_layers=5).layouts
+    assert len(written)
+    assert (written.recompute_layers == 5).all()
+    assert (written.recompute != Recompute.NONE).all()
+
+
+def test_megatron_counts_layers_that_recompute_by_chunk() -> None:
+    named = replace(DEEP, software=Software.of("Megatron-LM 2024"))
+    layouts = searched(named, batch=128, tp=8, pp=4).layouts
+    some = layouts.take(layouts.recompute_layers > 0)
+    assert len(some)
+    assert not (some.recompute_layers % some.interleave).any()
 
 
 def test_a_model_that_is_too_large_has_no_layout_and_reasons() -> None:

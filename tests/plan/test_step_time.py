@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from tests.plan.jobs import A100S, BATCH, H100S, JOBS, job, known, layouts, random_layouts
 from trainworks.errors import UsageError
 from trainworks.plan.coefficients import COEFFICIENTS
+from trainworks.plan.compression import gathered_bytes
 from trainworks.plan.flops import causal_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Layouts, Recompute
 from trainworks.plan.parameters import resized
 from trainworks.plan.software import Software
-from trainworks.plan.step_time import TrainingJob, gathered_bytes
+from trainworks.plan.step_time import TrainingJob
 
 MANY = random_layouts(300, seed=2)
 LLAMA = job()
@@ -106,6 +107,16 @@ def test_recomputation_never_makes_a_step_faster(name: str) -> None:
     assert (selective <= full * (1 + 1e-12)).all()
 
 
+@pytest.mark.parametrize("term", ["recompute_s", "tp_s", "cp_s"])
+def test_layers_that_do_not_recompute_have_the_time_of_a_layout_that_does_not(term: str) -> None:
+    none, some, every = (
+        float(getattr(step(tp=2, cp=2, pp=4, recompute=kind, recompute_layers=layers), term)[0])
+        for kind, layers in ((Recompute.NONE, 0), (Recompute.FULL, 3), (Recompute.FULL, 0))
+    )
+    assert none < some
+    assert some == pytest.approx(none + (every - none) * 3 / 8)
+
+
 @given(pp=DEGREES, per_stage=st.integers(1, 8), interleave=st.sampled_from([1, 2, 4]))
 def test_the_bubble_of_an_even_pipeline_is_narayanan_s(pp: int, per_stage: int, interleave: int) -> None:
     """(p - 1) / (v m) of the time that the stages work: Narayanan et al. 2021, section 2.2."""
@@ -167,6 +178,26 @@ def test_a_pipeline_of_pytorch_scatters_its_gradients_once(native: bool, zero: i
     assert often[0] / once[0] == pytest.approx((4 * scatters + 2) / (4 + 2), rel=0.02)
 
 
+def test_an_interleaved_pipeline_scatters_the_gradients_of_a_run_of_micro_batches_once() -> None:
+    apart = replace(LLAMA, software=Software(overlap=False))
+    once, plain, chunked = (
+        float(step(apart, 128, dp=4, dp_shard=4, pp=4, zero=zero, interleave=v).dp_s[0])
+        for zero, v in ((1, 1), (2, 1), (2, 4))
+    )
+    gathered = float(step(apart, 4, dp=4, dp_shard=4, pp=4, zero=1).dp_s[0]) / 3  # 16 bits of weights, 32 of gradients
+    assert plain == pytest.approx(32 * (once - gathered) + gathered, rel=1e-2)
+    assert chunked == pytest.approx(8 * (once - gathered) + gathered, rel=1e-2)
+
+
+@given(pp=DEGREES, v=st.sampled_from([2, 4]))
+def test_chunks_hide_gradients_behind_micro_batches_but_those_of_the_last_chunk(pp: int, v: int) -> None:
+    slow = job(LLAMA.shape, "64 nodes of 8x A100-SXM-80GB over 1x HDR")
+    degrees = {"dp": 64, "dp_shard": 64, "zero": 1, "pp": pp}
+    plain, chunked = (float(step(slow, 1024, interleave=each, **degrees).dp_s[0]) for each in (1, v))
+    assert plain / v <= chunked * (1 + 1e-9)
+    assert (chunked < plain) == (pp > 1)
+
+
 def test_fsdp_sends_gradients_in_16_bits_and_copies_them_into_and_out_of_flat_buffers() -> None:
     whole, half = (replace(LLAMA, software=Software(overlap=False, sent_gradient_bytes=sent)) for sent in (4, 2))
     ratio = step(whole, dp=8, dp_shard=8, zero=3).dp_s / step(half, dp=8, dp_shard=8, zero=3).dp_s
@@ -183,9 +214,9 @@ def test_fsdp_sends_gradients_in_16_bits_and_copies_them_into_and_out_of_flat_bu
 def test_weights_that_are_gathered_in_8_bits_travel_in_half_of_the_bytes() -> None:
     of = job(LLAMA.shape, H100S, precision="fp8", software=Software(overlap=False))
     wide, narrow = (layouts(dp=8, dp_shard=8, zero=3, fp8_all_gather=each) for each in (0, 1))
-    per_parameter = float(gathered_bytes(of, wide)[0]), float(gathered_bytes(of, narrow)[0])
+    per_parameter = [float(gathered_bytes(of.shape, each, 2.0)[0]) for each in (wide, narrow)]
     tables = 2 * LLAMA.shape.vocabulary * LLAMA.shape.hidden / LLAMA.shape.num_parameters
-    assert per_parameter == (2.0, pytest.approx(1 + tables))
+    assert per_parameter == [2.0, pytest.approx(1 + tables)]
     assert float(of.step_times(narrow).dp_s[0]) < float(of.step_times(wide).dp_s[0])
 
 

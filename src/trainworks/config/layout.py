@@ -23,6 +23,10 @@ from trainworks.errors import LayoutError
 MESH_AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 """Axes whose degrees multiply to the world size."""
 Degree = up_to("accelerators", default=1)
+NEEDS_RECOMPUTATION = (
+    "recompute_layers counts layers that recompute, and the others keep their activations on the device"
+)
+"""Message for a layout without recomputation, or whose activations wait in the host's memory."""
 Compression = Literal["none", "bf16", "fp16", "powersgd"]
 
 
@@ -61,6 +65,9 @@ class Layout(Spec):
     """Let weight gradients fill the pipeline's idle time (ZB-H1)."""
     recompute: Literal["none", "selective", "full", "auto"] = "auto"
     """Activations that the backward pass recomputes: none, those of the attention between its projections, or all."""
+    recompute_layers: Annotated[int, up_to("layers")] | Literal["auto"] = "auto"
+    """With `recompute`, how many layers of each rank recompute, the first ones; the others keep all activations. By
+    default all layers, and no more than memory asks for where a search decides `recompute`."""
     offload_activations: bool | Literal["auto"] = "auto"
     """Keep activations in host memory until their backward pass."""
     offload_optimizer: bool | Literal["auto"] = "auto"
@@ -101,6 +108,8 @@ class ResolvedLayout(Spec):
     interleave: int = 1
     zero_bubble: bool = False
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_layers: int = 0
+    """Layers of each rank that recompute, the first ones; 0 for all."""
     offload_activations: bool = False
     offload_optimizer: bool = False
     gradient_compression: Compression = "none"
@@ -121,6 +130,11 @@ class ResolvedLayout(Spec):
         """Product of the mesh axes."""
         return self.dp * self.cp * self.tp * self.pp
 
+    @property
+    def recomputed_words(self) -> str:
+        """` of 3 layers` where a rank does not recompute all of them; else empty."""
+        return f" of {self.recompute_layers} layer{'s' * (self.recompute_layers > 1)}" if self.recompute_layers else ""
+
     def describe(self) -> str:
         """One line without what is off: `dp_shard 32, zero 1, tp 8, pp 4, interleave 2, micro-batch 1`."""
         shared = self.dp_shard * self.cp > 1
@@ -137,7 +151,7 @@ class ResolvedLayout(Spec):
             f"interleave {self.interleave}": self.interleave > 1,
             "zero bubble": self.zero_bubble,
             f"micro-batch {self.micro_batch}": True,
-            f"recompute {self.recompute}": self.recompute != "none",
+            f"recompute {self.recompute}{self.recomputed_words}": self.recompute != "none",
             "offload activations": self.offload_activations,
             "offload optimizer": self.offload_optimizer,
             "fp8 all-gather": self.fp8_all_gather,
@@ -223,6 +237,7 @@ def resolve_layout(
         ("interleave", 1),
         ("zero_bubble", False),
         ("recompute", "none"),
+        ("recompute_layers", 0),
         ("offload_activations", False),
         ("offload_optimizer", False),
     ]

@@ -54,6 +54,7 @@ _ALIASES = {
     "gpus_per_node": "accelerators per node",
     "interleave": "layers",
     "stage_layers": "layers",
+    "recompute_layers": "layers",
     **dict.fromkeys(("num_gpus", "gpus", "dp", "dp_replicate", "dp_shard", "tp", "pp", "cp", "ep"), "accelerators"),
 }
 """Other names of the same counts."""

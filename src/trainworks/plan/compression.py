@@ -13,6 +13,7 @@ from trainworks.plan.layouts import Array, Compression, Layouts
 from trainworks.plan.parameters import (
     attention_sizes,
     embedding_parameters,
+    expert_parameters,
     mlp_sizes,
     num_attention_layers,
     num_dense_layers,
@@ -46,6 +47,15 @@ def sent_bytes(shape: ModelShape | ConvNetShape, layouts: Layouts, uncompressed:
     rounded = np.where(in_16_bits, np.minimum(2.0, uncompressed), uncompressed)
     sent: Array = np.where(is_low_rank(layouts), _low_rank_bytes(shape, layouts), rounded)
     return sent
+
+
+def gathered_bytes(shape: ModelShape, layouts: Layouts, whole: float) -> Array:
+    """Bytes of a gathered parameter, on average over all but routed experts: 1 of blocks with `fp8_all_gather`, and
+    `whole` of the embedding and the output; norms are neglected.
+    """
+    routed = shape.experts * expert_parameters(shape) * num_expert_layers(shape) if shape.experts else 0
+    tables = shape.vocabulary * shape.hidden * (1 if shape.tie_embeddings else 2) / (shape.num_parameters - routed)
+    return np.where(layouts.fp8_all_gather > 0, 1 - tables + tables * whole, whole)
 
 
 def is_low_rank(layouts: Layouts) -> NDArray[np.bool_]:

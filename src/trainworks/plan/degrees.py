@@ -25,6 +25,7 @@ def fixed_of(layout: Layout) -> dict[str, int]:
         "micro_batch": layout.micro_batch,
         "interleave": layout.interleave,
         "recompute": {kind.name.lower(): int(kind) for kind in Recompute}.get(layout.recompute, "auto"),
+        "recompute_layers": layout.recompute_layers,
         "sequence_parallel": layout.sequence_parallel,
         "zero_bubble": layout.zero_bubble,
         "offload": layout.offload_activations,
@@ -64,6 +65,7 @@ def planned_layout(layouts: Layouts, index: int) -> ResolvedLayout:
         interleave=row["interleave"],
         zero_bubble=bool(row["zero_bubble"]),
         recompute=Recompute(row["recompute"]).name.lower(),  # type: ignore[arg-type]
+        recompute_layers=row["recompute_layers"],
         offload_activations=bool(row["offload"]),
         offload_optimizer=bool(row["offload_optimizer"]),
         fp8_all_gather=bool(row["fp8_all_gather"]),
@@ -75,7 +77,8 @@ def planned_layout(layouts: Layouts, index: int) -> ResolvedLayout:
 def written_layout(layout: ResolvedLayout, *, selection: float = 0.0) -> Layout:
     """A decided layout as a run file writes it; `zero` stays open where the ranks share nothing."""
     decided = {name: getattr(layout, name) for name in Layout.model_fields if name != "selection"}
-    return Layout(**decided | {"zero": layout.zero or "auto", "selection": selection})
+    opened = {"zero": layout.zero or "auto", "recompute_layers": layout.recompute_layers or "auto"}
+    return Layout(**decided | opened | {"selection": selection})
 
 
 def degrees_of(layout: ResolvedLayout) -> dict[str, int]:
@@ -85,6 +88,7 @@ def degrees_of(layout: ResolvedLayout) -> dict[str, int]:
         "interleave": layout.interleave,
         "micro_batch": layout.micro_batch,
         "recompute": Recompute[layout.recompute.upper()],
+        "recompute_layers": layout.recompute_layers,
         "zero_bubble": layout.zero_bubble,
         "offload": layout.offload_activations,
         "offload_optimizer": layout.offload_optimizer,

@@ -62,6 +62,8 @@ class Layouts:
     micro_batch: Array
     recompute: Array
     """A `Recompute`."""
+    recompute_layers: Array
+    """Blocks of each stage that `recompute` concerns, the first ones; 0 for all."""
     zero_bubble: Array
     """1 where a stage's weight gradients wait until it would be idle (ZB-H1, Qi et al. 2023); with interleave 1."""
     offload: Array
@@ -90,6 +92,10 @@ class Layouts:
         """Rows that ranks exchange for each routed copy of a token: 1, or with a capacity also what fills them up."""
         padded = np.minimum(self.expert_capacity / 100, self.ep)
         return np.where((self.ep > 1) & (self.expert_capacity > 0), padded, 1.0)
+
+    def recomputing(self, blocks: Array) -> Array:
+        """How many of a stage's blocks `recompute` concerns."""
+        return np.where(self.recompute_layers > 0, np.minimum(self.recompute_layers, blocks), blocks)
 
     def take(self, chosen: NDArray[np.generic] | slice) -> Layouts:
         """The layouts at these positions, or where a mask is true."""
@@ -147,6 +153,6 @@ def divides(divisor: Values, number: Values) -> NDArray[np.bool_]:
 _NAMES = tuple(field.name for field in fields(Layouts))
 _FIELDS = attrgetter(*_NAMES)
 _OPTIONS = (
-    *("zero", "sequence_parallel", "recompute", "zero_bubble", "offload", "offload_optimizer"),
+    *("zero", "sequence_parallel", "recompute", "recompute_layers", "zero_bubble", "offload", "offload_optimizer"),
     *("gradient_compression", "powersgd_rank", "expert_capacity", "fp8_all_gather"),
 )

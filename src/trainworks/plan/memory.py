@@ -107,7 +107,8 @@ def predict_memories(
     """Peak memory of the fullest rank of every layout.
 
     weights     `Software.weight_bytes` N, / s with zero 3; a sharded model keeps its fp32 copy there instead
-    gradients   `Software.gradient_bytes` N, / s with zero 2 and 3; 4 N more with PowerSGD, its error
+    gradients   `Software.gradient_bytes` N, / s with zero 2 and 3, and whole ones of one chunk of several with
+                zero 2; 4 N more with PowerSGD, its error
     optimizer   `Software.optimizer_bytes` N, / s with zero 1 and more; 8 N where weights are fp32
     update      `Software.update_bytes` N, / s with zero 1 and more, when the activations are gone
 
@@ -148,7 +149,9 @@ def _stage(
     has_logits = (layouts.pp == 1) | (position == "last")
     logits = np.where(has_logits, _loss_memory(shape, layouts, tokens, e, software), 0.0)
     at_ends = stream * np.where(has_logits, 2.0, layouts.interleave) * (at.tables > 0)
-    kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (at.blocks * stored + at_ends)
+    again = layouts.recomputing(at.blocks)
+    of_blocks = again * stored + (at.blocks - again) * full
+    kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (of_blocks + at_ends)
     activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * stored, kept_by_all), kept_by_all)
     # Inputs and gradients of every micro-batch that each chunk receives (torch.distributed.pipelining).
     sides = 2.0 * layouts.interleave - (position != "middle")
@@ -372,6 +375,9 @@ def _states(
         once = (layouts.zero > 0) & ((layouts.pp > 1) | ((layouts.zero == 1) & (layouts.accum > 1)))
         whole = parameters.dense * (dense_shards > 1) + parameters.experts * (expert_shards > 1)
         gradients = gradients + np.where(once, software.gradient_bytes * whole, 0.0)
+    else:  # those of a chunk are added up over the micro-batches that follow each other on it
+        adds_first = (layouts.zero == 2) & (layouts.interleave > 1)
+        gradients = gradients + np.where(adds_first, of(software.gradient_bytes, 4) / layouts.interleave, 0.0)
     away = layouts.offload_optimizer > 0
     gradients = gradients + error_bytes(parameters.total, layouts)
     left = np.minimum(1, 2 / np.maximum(blocks, 1)) if not software.native else 0.0

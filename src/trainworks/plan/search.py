@@ -8,21 +8,26 @@ from a better one in its schedule alone is not listed beside it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainworks.plan.degrees import planned_layout
-from trainworks.plan.job import AnyJob
-from trainworks.plan.layouts import Array, Layouts
+from trainworks.plan.job import AnyJob, StepTimes
+from trainworks.plan.layouts import Array, Layouts, Recompute
 from trainworks.plan.memory import Memories
+from trainworks.plan.parameters import stage_blocks
+from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.space import Fixed, ListedSpace, Space, fast_ranks
 from trainworks.units import format_gib
 
 _CHUNK = 16384
 _LAYOUTS_OF_A_FAMILY = 64
 """Among so many times as many of the preferred layouts as families are wanted, that many are looked for first."""
+_LIGHTENED, _NEAR = 256, 1.1
+"""Layouts of a search that are tried with fewer layers recomputed, and how much slower than the fastest they may be
+without recomputation."""
 TIGHT_SHARE = 0.97
 """Share of the usable memory above which the memory outside the plan decides whether a layout fits. Assumed."""
 _FAMILY = ("tp", "pp", "cp", "ep", "zero", "dp_shard", "micro_batch", "recompute", "offload", "offload_optimizer")
@@ -81,6 +86,17 @@ class _Kept:
     used: list[Array] = field(default_factory=list)
     nearest: Layouts = field(default_factory=lambda: _NOTHING)
     least_bytes: float = np.inf
+    noted: Layouts = field(default_factory=lambda: _NOTHING)
+    """Those that recompute and would be fastest if they did not."""
+    noted_s: Array = field(default_factory=lambda: np.zeros(0))
+    """Their step times without recomputation."""
+
+    def note(self, layouts: Layouts, times: StepTimes) -> None:
+        some = np.flatnonzero((layouts.recompute != Recompute.NONE) & (layouts.offload == 0))
+        seconds = np.concatenate([self.noted_s, (times.total_s - times.recompute_s)[some]])
+        first = np.argsort(seconds, kind="stable")[:_LIGHTENED]
+        self.noted = Layouts.concatenate([self.noted, layouts.take(some)]).take(first)
+        self.noted_s = seconds[first]
 
     def reject_mesh(self, reason: str, mesh: dict[str, int]) -> None:
         named = ", ".join(f"{name} {degree}" for name, degree in mesh.items())
@@ -121,7 +137,7 @@ def preferred_s(job: AnyJob, layouts: Layouts, seconds: Array, used: Array) -> A
         preferred = T (1 + w)^n
         n = [t > 1] + 2 log2(t / ranks of a fast link) + log2 p + log2 v + 2 [zero bubble] + [c > 1] (1 + log2 c)
             + [replicas beside shards] + [shards of a PyTorch-native program] + [offloaded activations]
-            + [offloaded optimizer] + 2 [tight memory]
+            + [offloaded optimizer] + [a part of the layers recomputes] + 2 [tight memory]
 
     with t, p and c the tensor-, pipeline- and context-parallel degrees and v the chunks of a stage; t within the fast
     link costs no more than t = 2. Memory is tight within 3 % of its limit. The charge w is the job's `complication`.
@@ -143,6 +159,7 @@ def preferred_s(job: AnyJob, layouts: Layouts, seconds: Array, used: Array) -> A
         + (job.software.native & (layouts.zero > 0))
         + layouts.offload
         + layouts.offload_optimizer
+        + (layouts.recompute_layers > 0)
         + 2.0 * (used > TIGHT_SHARE * limit_bytes(job))
     )
     charged: Array = seconds * (1.0 + job.complication) ** complications
@@ -239,7 +256,12 @@ def search(space: AnySpace, *, keep: int = 10) -> SearchResult:
         if good.any():
             results.fitting += int(good.sum())
             chosen = layouts.take(good)
-            results.add(chosen, job.step_times(chosen).total_s, used[good])
+            times = job.step_times(chosen)
+            results.add(chosen, times.total_s, used[good])
+            if space.can_recompute_less:
+                results.note(chosen, times)
+    if len(lighter := _less_recomputed(job, results)):
+        results.add(lighter, job.step_times(lighter).total_s, job.memories(lighter).device_bytes())
     layouts, seconds, used = results.best()
     return SearchResult(
         evaluated=results.evaluated,
@@ -252,6 +274,30 @@ def search(space: AnySpace, *, keep: int = 10) -> SearchResult:
         families=_families(layouts),
         nearest=results.nearest,
     )
+
+
+def _less_recomputed(job: AnyJob, results: _Kept) -> Layouts:
+    """The noted layouts with the fewest layers recomputed that leave memory to spare; those that need all or none, and
+    slow ones, are left out. Memory falls with each layer. Megatron-LM counts them by chunk.
+    """
+    kept = results.noted.take(results.noted_s < _NEAR * min((times.min() for times in results.seconds), default=0.0))
+    if isinstance(job.shape, ConvNetShape) or not len(kept):
+        return _NOTHING
+    limit = TIGHT_SHARE * limit_bytes(job)
+
+    def fit(changed: Layouts) -> NDArray[np.bool_]:
+        return job.memories(changed).device_bytes() <= limit
+
+    kept = kept.take(fit(kept) & ~fit(replace(kept, recompute=np.zeros(len(kept)))))
+    blocks, _ = stage_blocks(job.shape.layers, kept)
+    at_once = kept.interleave if job.software.name and job.software.framework == "megatron" else np.ones(len(kept))
+    low, high = np.zeros(len(kept)), blocks / at_once
+    while (high - low > 1).any():
+        middle = np.floor((low + high) / 2)
+        good = fit(replace(kept, recompute_layers=np.maximum(1.0, middle) * at_once))
+        low, high = np.where(good, low, middle), np.where(good, middle, high)
+    lighter = replace(kept, recompute_layers=high * at_once)
+    return lighter.take(lighter.recompute_layers < blocks)
 
 
 def _split_in_chunks(parts: Iterable[Layouts]) -> Iterator[Layouts]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -91,6 +91,11 @@ class Space:
     global_batch: int
     fixed: Fixed
     usual: bool = False
+
+    @property
+    def can_recompute_less(self) -> bool:
+        """True if nothing is written of recomputation, so that a part of the layers may recompute."""
+        return self.fixed.keys().isdisjoint(("recompute", "recompute_layers"))
 
     def meshes(self, reject: _Reject) -> Iterator[_Mesh]:
         """Every factorisation of the world size into tp, pp, cp and dp, and ep beside it, that model and batch allow.
@@ -176,7 +181,7 @@ class Space:
     def _filling(self, mesh: Mapping[str, int]) -> _Filling:
         job, tp, pp, cp, dp = self.job, mesh["tp"], mesh["pp"], mesh["cp"], mesh["dp"]
         layers = None if isinstance(job.shape, ConvNetShape) else job.shape.layers
-        kinds = recomputations(job)
+        kinds = [kind for kind in recomputations(job) if kind or not self.fixed.get("recompute_layers")]
         largest = max(job.largest_micro_batch, self.fixed.get("micro_batch", 1))
         choices: dict[str, list[int]] = {
             "micro_batch": [size for size in divisors(self.global_batch // dp) if size <= largest],
@@ -185,7 +190,8 @@ class Space:
             "offload": [0] if layers is None else [0, 1],
             "offload_optimizer": [0] if layers is None else [0, 1],
         }
-        choices |= {name: [self.fixed[name]] for name in NEVER_SEARCHED if name in self.fixed}
+        written = (*NEVER_SEARCHED, "recompute_layers")
+        choices |= {name: [self.fixed[name]] for name in written if name in self.fixed}
         # In the usual space, a node of ranks shares the weights at least.
         within = self.job.cluster.accelerators_per_node // tp if self.usual and "dp_shard" not in self.fixed else 1
         scatters, most = pp == 1 or self.fixed.get("zero") == 2, job.software.limits(pp)
@@ -220,6 +226,7 @@ class ListedSpace:
 
     job: AnyJob
     listed: Layouts
+    can_recompute_less: ClassVar[bool] = False
 
     def layouts(self, reject: _Reject) -> Iterator[Layouts]:
         """Those that the software can run."""

@@ -25,14 +25,13 @@ from trainworks.plan.activations import activation_bytes, element_bytes, has_cas
 from trainworks.plan.blocks import BlockTimes, HeadTimes, block_times, head_times
 from trainworks.plan.coefficients import AS_PREDICTED, COEFFICIENTS, Coefficients, Slowdowns
 from trainworks.plan.collectives import collective_s, exchange_s, point_to_point_s
-from trainworks.plan.compression import compressible, compression_s, sent_bytes
+from trainworks.plan.compression import compressible, compression_s, gathered_bytes, sent_bytes
 from trainworks.plan.flops import model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute, Values
 from trainworks.plan.memory import Memories, predict_memories
 from trainworks.plan.parameters import (
     StageParameters,
-    expert_parameters,
     head_dims,
     num_attention_layers,
     num_expert_layers,
@@ -159,7 +158,8 @@ def _kernels(
 ) -> tuple[BlockTimes, HeadTimes, tuple[Array, Array, Array]]:
     """Times of one block, of the head, and of the block's communication, computed once for layouts that cut it alike.
 
-    Each layout has its own where each has rates of its own.
+    Each layout has its own where each has rates of its own. Where a stage recomputes a part of its blocks, they are
+    those of an average block.
     """
     own_rates = np.ndim(rates.device.product_flops_per_s) > 0
     first, like = (np.arange(len(layouts)),) * 2 if own_rates else layouts.alike(_CUTS)
@@ -168,7 +168,15 @@ def _kernels(
     block = block_times(job.shape, cut, sequence_length=length, device=rates.device, software=software)
     head = head_times(job.shape, cut, sequence_length=length, device=rates.wide, software=software)
     tp_s, cp_s, ep_s = _block_communication(job, cut, rates)
-    return block.take(like), head.take(like), (tp_s[like], cp_s[like], ep_s[like])
+    of_blocks, sent = block.take(like), (tp_s[like], cp_s[like], ep_s[like])
+    if (layouts.recompute_layers > 0).any():
+        blocks, _ = stage_blocks(job.shape.layers, layouts)
+        share = layouts.recomputing(blocks) / blocks
+        of_blocks = replace(of_blocks, recomputed_s=share * of_blocks.recomputed_s)
+        once = _block_communication(job, replace(layouts, recompute=np.zeros(len(layouts))), rates)
+        tp_s, cp_s, ep_s = (share * all_ + (1 - share) * one for all_, one in zip(sent, once, strict=True))
+        sent = (tp_s, cp_s, ep_s)
+    return of_blocks, head.take(like), sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,36 +304,34 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     """Communication of gradients and sharded weights per step that is not hidden.
 
     zero 0    one all-reduce of the gradients
-    zero 1    one scatter of them, and a gather of 16-bit weights after the update; zero 2 a scatter per micro-batch
+    zero 1    one scatter of them, and a gather of 16-bit weights after the update
+    zero 2    a scatter per micro-batch; with v > 1 chunks one per chunk and p micro-batches that follow each other on
+              it, whose gradients are added first (Llama Team 2024, arXiv:2407.21783, section 3.3.2)
     zero 3    per micro-batch the weights gathered forward and backward and the gradients scattered
     native    in a pipeline one scatter per step with zero 2 and 3, too (`torch.distributed.pipelining`)
     replicas  beside shards: an all-reduce of the shard's gradients
 
     Gradients are sent as `layouts.gradient_compression` says. Nothing hides the kernels of PowerSGD.
     Software with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else
-    of one micro-batch, since gradients are complete in the last.
+    of one micro-batch, since gradients are complete in the last. With v > 1 chunks the last one alone waits for it:
+    those of the others are complete p micro-batches earlier each, and their weights are needed as much later.
     """
     parameters = _held(job, layouts, blocks)
     copies = layouts.dp * layouts.cp
     expert_copies = np.maximum(1.0, copies * layouts.tp / layouts.ep)
-    units = blocks + 1
-    full = _reductions_s(job, layouts, rates, parameters.dense, units, copies, layouts.tp, gathered_bytes(job, layouts))
+    whole = float(element_bytes(job.precision))
+    units, weight_bytes = blocks + 1, gathered_bytes(job.shape, layouts, whole)
+    full = _reductions_s(job, layouts, rates, parameters.dense, units, copies, layouts.tp, weight_bytes)
     if job.shape.experts:
-        full = full + _reductions_s(
-            job,
-            layouts,
-            rates,
-            parameters.experts,
-            units,
-            expert_copies,
-            layouts.ep,
-            float(element_bytes(job.precision)),
-        )
-    available = np.where(layouts.zero >= 2, compute_s, compute_s / layouts.accum)
+        full = full + _reductions_s(job, layouts, rates, parameters.experts, units, expert_copies, layouts.ep, whole)
     hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
     if not rates.software.overlap:
         full = np.where(layouts.zero == 3, full / rates.coefficients.old_gather_share, full)
-    exposed = np.maximum(full - hidden * available, full * (1 - hidden))
+    one, v = compute_s / layouts.accum, layouts.interleave
+    earlier = (np.minimum(layouts.pp, layouts.accum) - 1) * (1 - 1 / v)
+    available = np.where(layouts.zero >= 2, compute_s, one * (1 + earlier))
+    of_last = np.where(layouts.zero >= 2, 0.0, (full - hidden * one) / v)
+    exposed = np.maximum(np.maximum(full - hidden * available, full * (1 - hidden)), of_last)
     return exposed + compression_s(parameters.total, layouts, rates.device.memory_bytes_per_s)
 
 
@@ -386,19 +392,11 @@ def _reductions_s(
     gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, rates.links)
     outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, rates.links)
     keeps = (layouts.zero <= 1) | (rates.software.native & (layouts.pp > 1))
-    scatters = np.where(keeps, 1.0, layouts.accum)
+    adds_first = (layouts.zero == 2) & (layouts.interleave > 1)
+    runs = np.where(adds_first, np.ceil(layouts.accum / layouts.pp), layouts.accum)
+    scatters = np.where(keeps, 1.0, runs)
     gathers = np.where(layouts.zero == 3, 2.0 * layouts.accum, 1.0)
     return scatters * scattered + gathers * gathered + outer
-
-
-def gathered_bytes(job: TrainingJob, layouts: Layouts) -> Array:
-    """Bytes of a gathered parameter, on average over all but routed experts: 1 of blocks with `fp8_all_gather`, and
-    those of its type of the embedding and the output; norms are neglected.
-    """
-    shape, whole = job.shape, float(element_bytes(job.precision))
-    routed = shape.experts * expert_parameters(shape) * num_expert_layers(shape) if shape.experts else 0
-    tables = shape.vocabulary * shape.hidden * (1 if shape.tie_embeddings else 2) / (shape.num_parameters - routed)
-    return np.where(layouts.fp8_all_gather > 0, 1 - tables + tables * whole, whole)
 
 
 def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:

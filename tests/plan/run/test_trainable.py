@@ -108,6 +108,7 @@ REFUSED = {
     r"interleave cuts pipeline stages into chunks, and pp is 1": ({"interleave": 2}, "interleave", None),
     r"stage_layers are those of pipeline stages": ({"stage_layers": (4,)}, "stage_layers", None),
     r"sequence_parallel splits over tp, and tp is 1": ({"sequence_parallel": True}, "sequence_parallel", None),
+    r"recompute_layers counts layers that recompute": ({"recompute_layers": 2}, "recompute_layers", None),
     r"offload_activations moves what": (
         {"recompute": "selective", "offload_activations": True},
         "offload_activations",

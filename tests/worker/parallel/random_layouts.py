@@ -182,6 +182,8 @@ def _layout(chance: random.Random, config: dict[str, Any]) -> dict[str, Any]:
         "offload_activations": chance.random() < 0.1,
         "offload_optimizer": chance.random() < 0.1,
     }
+    if options["recompute"] != "none" and not options["offload_activations"] and chance.random() < 0.3:
+        options["recompute_layers"] = chance.randint(1, layers)
     if "num_experts_per_tok" in config or chance.random() < 0.05:
         options["ep"] = chance.choice(_divisors(degrees["dp_shard"] * degrees["cp"] * degrees["tp"]))
     if degrees["tp"] > 1:

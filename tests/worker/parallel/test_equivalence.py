@@ -183,6 +183,7 @@ SAVING_MEMORY = {
     "full": {"tp": 2, "recompute": "full"},
     "selective": {"dp_shard": 2, "recompute": "selective"},
     "full-pipeline": {"pp": 2, "recompute": "full"},
+    "full-of-one-layer": {"pp": 2, "interleave": 2, "recompute": "full", "recompute_layers": 1},
     "selective-experts": {"dp_shard": 2, "ep": 2, "recompute": "selective"},
     "activations-on-the-host": {"dp_shard": 2, "offload_activations": True},
     "activations-on-the-host-recomputed": {"cp": 2, "offload_activations": True, "recompute": "full"},
@@ -266,6 +267,41 @@ def test_a_layout_trains_as_one_process_does(case: tuple[str, str]) -> None:
     assert got.weights.keys() == expected.weights.keys()
     for key, value in expected.weights.items():
         np.testing.assert_allclose(got.weights[key], value, rtol=1e-3, atol=1e-4, err_msg=key)
+
+
+def forwards(layout: ResolvedLayout) -> list[int]:
+    """How often each block of this rank begins its MLP in a step; what repeats a forward stops before its end."""
+    device, mesh = torch.device("cpu"), Mesh(layout, "cpu")
+    setup = Setup(mesh=mesh, device=device, precision="fp32", compiled=False, timeline=Timeline(device))
+    parallel = distribute_decoder(
+        LLAMA, setup, positions=POSITIONS, first_weights=functools.partial(draw_weights, seed=3)
+    )
+    blocks = [block for part in parallel.parts for block in part.blocks]
+    counts = [0] * len(blocks)
+
+    def count(at: int, *_: object) -> None:
+        counts[at] += 1
+
+    for at, block in enumerate(blocks):
+        block.mlp.register_forward_pre_hook(functools.partial(count, at))
+    x = torch.zeros(layout.grad_accum_steps, layout.micro_batch, POSITIONS, dtype=torch.long)
+    parallel.gradients(x, x, scale=1.0)
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("written", "repeated"),
+    [
+        ({}, [2, 2, 2, 2]),
+        ({"recompute_layers": 3}, [2, 2, 2, 1]),
+        ({"pp": 2, "interleave": 2, "recompute_layers": 1}, [2, 1]),
+    ],
+)
+def test_the_first_layers_of_a_rank_recompute(written: dict[str, int], repeated: list[int]) -> None:
+    layout = Layout.model_validate({"micro_batch": 4, "recompute": "full"} | written)
+    resolved = resolve_layout(layout, world_size=layout.pp, global_batch=8, micro_batch=4)
+    for counts in on_ranks(layout.pp, forwards, resolved):
+        assert counts == [resolved.grad_accum_steps * each for each in repeated]
 
 
 def test_zero_bubble_with_weights_that_are_taken_away_is_wrong() -> None:

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from trainworks.config.layout import Layout, check_micro_batch, check_written, divisors, next_multiple, one_of
+from trainworks.config.layout import (
+    NEEDS_RECOMPUTATION,
+    Layout,
+    check_micro_batch,
+    check_written,
+    divisors,
+    next_multiple,
+    one_of,
+)
 from trainworks.config.limits import above_limit
 from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.plan.degrees import fixed_of
@@ -70,6 +78,8 @@ def as_fields(layout: Layout) -> dict[str, Any]:
     if layout.pp > 1:
         named |= {"interleave": layout.interleave, "zero_bubble": layout.zero_bubble}
     named["recompute"] = layout.recompute
+    if layout.recompute_layers != "auto":
+        named["recompute_layers"] = layout.recompute_layers
     if layout.gradient_compression != "none":
         named["gradient_compression"] = layout.gradient_compression
     if layout.gradient_compression == "powersgd":
@@ -234,11 +244,7 @@ def _legal(job: AnyJob, whole: list[int]) -> dict[str, tuple[list[int], str]]:
 def _check_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
     if fixed.get("micro_batch", 1) > (largest := job.largest_micro_batch):
         yield _blame("micro_batch", fixed, f"is more than {largest}, the largest that is searched", "less")
-    if fixed.get("recompute") == Recompute.SELECTIVE and Recompute.SELECTIVE not in recomputations(job):
-        why = "saves nothing: fused attention keeps no scores"
-        if not job.software.sequence_parallel:
-            why = f"is later than {job.software.name}"
-        yield LayoutError(f"recompute (selective) {why}", field="recompute", hint="set `recompute` to none or full")
+    yield from _check_recomputation(job, fixed)
     yield from _check_program(job.software, fixed)
     alone = [name for name in ("interleave", "zero_bubble") if fixed.get(name, 0) > (name == "interleave")]
     if len(alone) == 2:
@@ -249,6 +255,16 @@ def _check_options(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
         yield _blame("sequence_parallel", fixed, "splits over the ranks of tp, which is 1", "auto")
     if fixed.get("interleave", 1) > 1 and not isinstance(job.shape, ConvNetShape):
         yield from _check_chunks(job.shape.layers, fixed, divisors(job.cluster.num_accelerators))
+
+
+def _check_recomputation(job: AnyJob, fixed: Fixed) -> Iterator[LayoutError]:
+    if fixed.get("recompute") == Recompute.SELECTIVE and Recompute.SELECTIVE not in recomputations(job):
+        why = "saves nothing: fused attention keeps no scores"
+        if not job.software.sequence_parallel:
+            why = f"is later than {job.software.name}"
+        yield LayoutError(f"recompute (selective) {why}", field="recompute", hint="set `recompute` to none or full")
+    if fixed.get("recompute_layers") and (fixed.get("recompute") == Recompute.NONE or fixed.get("offload")):
+        yield LayoutError(NEEDS_RECOMPUTATION, field="recompute_layers", hint="set `recompute: full`, or leave it out")
 
 
 def _check_program(software: Software, fixed: Fixed) -> Iterator[LayoutError]:

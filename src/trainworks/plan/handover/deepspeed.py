@@ -96,7 +96,8 @@ def _notes(job: HandedJob) -> list[str]:
     if job.optimizer.weight_decay:
         notes.append("Trainworks does not decay norms and biases: pass parameter groups to `deepspeed.initialize`")
     if job.layout.recompute != "none":
-        notes.append(f"`recompute {job.layout.recompute}` belongs to the program: checkpoint the blocks of the model")
+        blocks = f"the first {job.layout.recompute_layers} blocks" if job.layout.recompute_layers else "the blocks"
+        notes.append(f"`recompute {job.layout.recompute}` belongs to the program: checkpoint {blocks} of the model")
     if job.layout.tp > 1:
         notes.append(
             f"`train_batch_size` is left out, because DeepSpeed counts tensor-parallel ranks in it; a step has "

@@ -133,7 +133,9 @@ def _parallelism(job: HandedJob) -> _Options:
     if layout.recompute == "selective" and recomputes_modules(job.shape, job.job.software):
         options["recompute-modules layernorm moe_act"] = True
     if layout.recompute == "full":
-        options |= {"recompute-method": "uniform", "recompute-num-layers": 1}
+        each = -(-layout.recompute_layers // layout.interleave)  # Megatron-LM counts by chunk
+        method = "block" if each else "uniform"
+        options |= {"recompute-method": method, "recompute-num-layers": each or 1}
     if layout.zero >= 2:
         strategy = "optim_grads" if layout.zero == 2 else "optim_grads_params"
         options |= {"use-megatron-fsdp": True, "data-parallel-sharding-strategy": strategy}
@@ -213,6 +215,9 @@ def _notes(job: HandedJob) -> list[str]:
         schedule_note(job, "the rate stays constant"): job.optimizer.schedule == "range-test",
         f"`checkpoint.every: {every}` is not in steps: add `--save-interval`": every.steps is None,
         f"`checkpoint.keep: {job.run_file.checkpoint.keep}` has no counterpart: old checkpoints stay": True,
+        f"`recompute_layers: {layout.recompute_layers}` rounds up to whole layers of each chunk": (
+            layout.recompute_layers % layout.interleave
+        ),
         "`compile` has no counterpart: the kernels of Transformer Engine are compiled already": job.is_compiled,
         "Megatron-FSDP refuses CUDA_DEVICE_MAX_CONNECTIONS=1: leave it unset": layout.zero >= 2,
         "before Blackwell, set CUDA_DEVICE_MAX_CONNECTIONS=1": layout.zero < 2 and layout.tp * layout.cp > 1,

@@ -186,6 +186,9 @@ def _notes(job: HandedJob, model: str) -> list[str]:
         ),
         "SelectiveAC repeats every second product; a plan with `software: torchtitan` counts it": job.layout.recompute
         == "selective",
+        f"torchtitan recomputes every layer; the plan {job.layout.recompute_layers} of each rank": (
+            job.layout.recompute_layers
+        ),
         f"`checkpoint.every: {every}` is not in steps: set `config.checkpoint.interval`": every.steps is None,
         "`eval`: set `config.validator.dataloader`": evaluation is not None,
         "`eval.steps: all`: set `config.validator.steps`": evaluation is not None and evaluation.steps == "all",

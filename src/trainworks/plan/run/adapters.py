@@ -88,7 +88,8 @@ def adapted_memories(
         recompute=Recompute.NONE,
     )
     scaled = element_bytes(precision) * _scaled_values(shape, layouts, adapter, length)
-    of_blocks = np.where(layouts.recompute == Recompute.NONE, memories.activations_bytes * scaled / kept, scaled)
+    keeps = (layouts.recompute == Recompute.NONE) | (layouts.recompute_layers > 0)
+    of_blocks = np.where(keeps, memories.activations_bytes * scaled / kept, scaled)
     return replace(
         memories,
         **states,

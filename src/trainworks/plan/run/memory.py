@@ -197,7 +197,7 @@ def _idle_heap_bytes(
         short-lived  `_UNUSED_SHARE` of activations, of the logits that are not mapped, of a block's gradients and of
                      `_copied_bytes`; or with zero 3 `_UNIT_BUFFERS` of the units that are gathered, where that is
                      more: they lie in the gaps that activations leave, as far as these reach
-        recomputed   of all blocks but one: the next one does not reuse what the last one freed
+        recomputed   of all such blocks but one: the next one does not reuse what the last one freed
         gathered     `_KEPT_MESSAGES` of a unit, and of one layer's experts the two tensors that are made ahead
         rings        `_RING_BYTES` of each group of an axis, if there are several
 
@@ -207,7 +207,7 @@ def _idle_heap_bytes(
     stream = stream_bytes(shape, layouts, sequence_length=sequence_length, precision=precision, software=software)
     stored = partial(activation_bytes, shape, layouts, sequence_length=sequence_length, precision=precision)
     full, kept = stored(software=software, recompute=Recompute.NONE), stored(software=software)
-    again = (rank.blocks - 1.0) * (full - kept)
+    again = (layouts.recomputing(rank.blocks) - 1.0) * (full - kept)
     tokens = layouts.micro_batch * sequence_length / layouts.cp
     piece = np.minimum(software.loss_chunk_bytes, 4 * tokens * shape.vocabulary / layouts.tp)
     mapped = np.where(piece >= _MAPPED_BYTES, 2 * piece, 0.0)

@@ -13,7 +13,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout, divisors, next_multiple, one_of
+from trainworks.config.layout import (
+    ANY_LAYOUT,
+    NEEDS_RECOMPUTATION,
+    ModelSupport,
+    ResolvedLayout,
+    divisors,
+    next_multiple,
+    one_of,
+)
 from trainworks.config.run_file import Workload
 from trainworks.config.source import Source
 from trainworks.errors import LayoutError, MissingExtraError, UsageError
@@ -120,6 +128,11 @@ def _options(layouts: Layouts, workload: Workload, shape: ModelShape) -> Iterato
             "offload_activations moves what recompute: selective keeps only where the recomputation begins",
             "set `recompute: none` or `recompute: full`",
         ),
+    )
+    yield (
+        "recompute_layers",
+        (layouts.recompute_layers > 0) & ((layouts.recompute == Recompute.NONE) | (layouts.offload > 0)),
+        lambda one: (NEEDS_RECOMPUTATION, "set `recompute: full`, or leave it out"),
     )
 
 

@@ -300,7 +300,7 @@ def distribute_decoder(
             index: Decoder(config, layers, first=first, last=last) for index, (layers, first, last) in of_rank.items()
         }
     parts = list(stages.values())
-    for part in parts:
+    for at, part in enumerate(parts):
         cut = functools.partial(_cut, part, mesh, positions)
         if adapter is not None:
             adapt(part, part.blocks, adapter, precision=setup.precision, cut=cut)
@@ -308,7 +308,7 @@ def distribute_decoder(
             freeze(part, frozen, cut)
         else:
             cut()
-        _prepare_blocks(part.blocks, setup)
+        _prepare_blocks(part.blocks, setup, parts[:at])
         part.compiled, part.selective = setup.compiled, mesh.layout.recompute == "selective"
         if setup.compiled and setup.device.type != "cpu" and part.output is not None:
             part.output.compile_loss()
@@ -331,8 +331,8 @@ def distribute_stages(
     surgery. Sequences have `positions`; what passes between stages has `hidden` features.
     """
     parts = list(stages.values())
-    for part in parts:
-        _wrap(part, part.blocks, setup)  # type: ignore[arg-type]
+    for at, part in enumerate(parts):
+        _wrap(part, part.blocks, setup, parts[:at])  # type: ignore[arg-type]
     pipeline = _pipeline(stages, setup, positions, hidden=hidden, vocabulary=vocabulary, split=1)
     return Parallel(parts, setup, pipeline)
 
@@ -356,8 +356,8 @@ def distribute_module(model: nn.Module, blocks: Sequence[nn.Module], setup: Setu
     return Parallel([model], setup)
 
 
-def _wrap(model: nn.Module, blocks: Sequence[nn.Module], setup: Setup) -> None:
-    _prepare_blocks(blocks, setup)
+def _wrap(model: nn.Module, blocks: Sequence[nn.Module], setup: Setup, earlier: Sequence[nn.Module] = ()) -> None:
+    _prepare_blocks(blocks, setup, earlier)
     model.to(_home(setup))
     if _is_sharded(setup, experts=0):
         data_parallel.check_batch_norm(model, setup.precision)
@@ -369,20 +369,20 @@ def _cut(part: Decoder, mesh: Mesh, positions: int) -> None:
     if layout.tp > 1:
         model_parallel.apply_tensor_parallel(part, mesh.tp, sequence_parallel=layout.sequence_parallel)
     if layout.cp > 1:
-        model_parallel.apply_context_parallel(
-            part, mesh.cp_group, first_position=mesh.cp_rank * (positions // layout.cp)
-        )
+        first = mesh.cp_rank * (positions // layout.cp)
+        model_parallel.apply_context_parallel(part, mesh.cp_group, first_position=first)
     if layout.ep > 1:
         model_parallel.apply_expert_parallel(part, mesh.ep, layout.expert_capacity)
     if part.config.balance_loss and layout.cp * layout.tp > 1:
         model_parallel.balance_sequences(part, mesh)
 
 
-def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup) -> None:
+def _prepare_blocks(blocks: Sequence[nn.Module], setup: Setup, earlier: Sequence[nn.Module]) -> None:
     layout = setup.mesh.layout
     if setup.precision == "fp8":
         use_float8(blocks, emulate=setup.device.type == "cpu", gather=layout.fp8_all_gather)
-    recompute(blocks, layout.recompute)
+    before = sum(len(part.blocks) for part in earlier)  # type: ignore[misc, arg-type]
+    recompute(blocks[: max(0, (layout.recompute_layers or before + len(blocks)) - before)], layout.recompute)
     if setup.compiled:
         for block in blocks:
             block.compile()
