@@ -15,8 +15,12 @@ from trainworks.backends.kubernetes.client import KubernetesRefusedError, NotSer
 
 pytestmark = pytest.mark.kubernetes
 EXAMPLE = "examples/cluster-demo/shapes/kubernetes.yaml"
-FURTHER = ("ClusterQueue", "ResourceFlavor")
-"""Kinds of Kueue that its namespaced ones need."""
+FURTHER = (
+    ("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "Cluster"),
+    ("kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "Cluster"),
+    ("monitoring.coreos.com", "v1", "PodMonitor", "Namespaced"),
+)
+"""Group, version, name and scope of kinds that operators define."""
 PLURALS = {"NetworkPolicy": "networkpolicies"}
 
 
@@ -32,20 +36,27 @@ def collection(of: Mapping[str, Any]) -> str:
 def test_an_api_server_takes_the_bundle_and_a_second_time_nothing_changes(kube: Kube) -> None:
     client = kube.cluster.client
     anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    for kind in FURTHER:
-        client.create(
-            "/apis/apiextensions.k8s.io/v1/customresourcedefinitions",
-            crd("kueue.x-k8s.io", ["v1beta2"], kind, anything, scope="Cluster"),
-        )
+    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    for group, version, kind, scope in FURTHER:
+        client.create(definitions, crd(group, [version], kind, anything, scope=scope))
     files = render_stack(EXAMPLE)
     names = yaml.safe_load(files["kubernetes/kustomization.yaml"])["resources"]
     objects = [each for name in names for each in yaml.safe_load_all(files[f"kubernetes/{name}"])]
     kinds = {each["kind"] for each in objects}
-    assert kinds >= {"Namespace", "ClusterQueue", "LocalQueue", "PersistentVolume", "NetworkPolicy", *FURTHER}
+    assert kinds >= {
+        "Namespace",
+        "ClusterQueue",
+        "LocalQueue",
+        "PersistentVolume",
+        "NetworkPolicy",
+        *(each[2] for each in FURTHER),
+    }
 
     def served() -> bool:
         try:
-            return all(client.list(f"/apis/kueue.x-k8s.io/v1beta2/{kind.lower()}s") == [] for kind in FURTHER)
+            return [
+                client.list(f"/apis/{group}/{version}/{kind.lower()}s") for group, version, kind, _ in FURTHER
+            ] != []
         except NotServed:
             return False
 
@@ -54,9 +65,7 @@ def test_an_api_server_takes_the_bundle_and_a_second_time_nothing_changes(kube: 
     again = [client.patch(f"{collection(each)}/{each['metadata']['name']}", each) for each in objects]
     versions = [[each["metadata"]["resourceVersion"] for each in several] for several in (created, again)]
     assert versions[0] == versions[1]
-    for wrong in (each for each in objects if each["kind"] == "NetworkPolicy"):
-        wrong["spec"]["ingres"] = wrong["spec"].pop("ingress")
-        wrong["metadata"]["name"] = "misspelt"
-        with pytest.raises(KubernetesRefusedError, match="ingres"):
-            client.create(collection(wrong), wrong)
-        break
+    policy = next(each for each in objects if each["kind"] == "NetworkPolicy")
+    misspelt = {**policy, "metadata": {**policy["metadata"], "name": "misspelt"}, "spec": {"podselector": {}}}
+    with pytest.raises(KubernetesRefusedError, match="podselector"):
+        client.create(collection(misspelt), misspelt)
