@@ -6,6 +6,7 @@ import json
 import os
 import queue
 import re
+import shutil
 import subprocess  # noqa: TID251  # an example, and no part of the package
 import sys
 import threading
@@ -44,6 +45,7 @@ class Hall:
             text = text.replace(old, new)
         (HALL / "stack.yaml").write_text(text)
         guides = sorted((HERE.parents[1] / "docs" / "guides").glob("*.md"))
+        shutil.copy(HERE / "ldap.sh", HALL)
         (HALL / "guides.txt").write_text("\n".join(guide.read_text() for guide in guides))
         self.stack: Stack = load_stack(HALL / "stack.yaml")[0]
         self.addresses = {name: address for group in self.stack.nodes for name, address in group.addresses.items()}

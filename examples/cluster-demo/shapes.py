@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess  # noqa: TID251  # an example, and no part of the package
 import sys
@@ -140,6 +141,36 @@ def kubernetes(hall: Hall) -> None:
     submit("login1")
 
 
+def serve_users(hall: Hall) -> None:
+    """Make a machine the LDAP server, before the others ask it; the stack gets its certificate."""
+    run("scp -q key.pub deploy@dir1:; scp -q ldap.sh deploy@dir1:")
+    run("ssh deploy@dir1 'sudo hostname dir1 && sudo bash ldap.sh dir1 \"$(cat key.pub)\"' > ldap.log 2>&1")
+    certificate = run("ssh deploy@dir1 cat /etc/ldap/server.pem").strip()
+    lines = "\n".join(f"    {line}" for line in certificate.splitlines())
+    stack = HALL / "stack.yaml"
+    text = re.sub("  # ca: .*", f"  ca: |\n{lines}", stack.read_text())
+    stack.write_text(text)
+    (HALL / "project" / "secrets").mkdir(parents=True, mode=0o700)
+    (HALL / "project" / "secrets" / "directory.password").write_text("asked\n")
+
+
+def directory(hall: Hall) -> None:
+    """Alice logs in by the key of the directory; a machine remembers her while the server is away."""
+    run("ssh alice@login1 id", lambda code, printed: "uid=70001(alice)" in printed and "train" in printed)
+    submit("login1")
+    run(
+        "ssh deploy@dir1 sudo systemctl stop slapd && ssh alice@login1 id && ssh deploy@dir1 sudo systemctl start slapd"
+    )
+
+
+def two_boxes(hall: Hall) -> None:
+    """No queue: who logs in to a machine trains on it."""
+    text = (HERE / "run.yaml").read_text()
+    (HALL / "run.yaml").write_text(re.sub(r"  engine: slurm\n  nodes: 2\n", "  engine: local\n", text, count=1))
+    run("sed -i '/^  slurm:/d' run.yaml && scp -q run.yaml guides.txt alice@box2:/shared/")
+    run("ssh alice@box2 'mkdir -p /shared/alice && cd /shared/alice && trainworks run ../run.yaml'", succeeded)
+
+
 @dataclass(frozen=True, slots=True)
 class Shape:
     """A file of `shapes/`, and what is special about it."""
@@ -147,16 +178,20 @@ class Shape:
     special: Callable[[Hall], None]
     breaks: str = "gpu1"
     """Node that is broken."""
+    before: Callable[[Hall], None] = lambda hall: None
+    """What is done before the first apply."""
 
 
 SHAPES = {
     "one-node": Shape(one_node, breaks="box1"),
+    "two-boxes": Shape(two_boxes, breaks="box2"),
     "two-racks": Shape(two_racks, breaks="cpu2"),
     "roce": Shape(rails),
     "routed-rails": Shape(rails),
     "two-controllers": Shape(two_controllers),
     "power-saving": Shape(power_saving),
     "containers": Shape(containers),
+    "directory": Shape(directory, before=serve_users),
     "kubernetes": Shape(kubernetes),
 }
 
@@ -170,18 +205,22 @@ def page(word: str, name: str) -> float:
     return time.monotonic() - started
 
 
-def break_and_repair(name: str) -> float:
+def break_and_repair(hall: Hall, name: str) -> float:
     """A file, a service and a permission of a node are changed by hand; seconds until the alarm."""
-    by_hand = (
-        "sudo sed -i s/^KillWait=.*/KillWait=5/ /etc/slurm/slurm.conf",
-        "sudo systemctl stop trainworks-exporter prometheus-node-exporter",
-        "sudo chmod 644 /etc/munge/munge.key",
-    )
-    run(f"ssh deploy@{name} '{'; '.join(by_hand)}'")
-    words = ("/etc/slurm/slurm.conf", "prometheus-node-exporter", "/etc/munge/munge.key")
+    changes = {
+        "/etc/slurm/slurm.conf": "sudo sed -i s/^KillWait=.*/KillWait=5/ /etc/slurm/slurm.conf",
+        "/etc/munge/munge.key": "sudo chmod 644 /etc/munge/munge.key",
+    }
+    if hall.stack.slurm is None:
+        changes = {
+            "/etc/systemd/system/shared.mount": "echo Options=soft | sudo tee -a /etc/systemd/system/shared.mount",
+            "/etc/trainworks/exporter.token": "sudo chmod 644 /etc/trainworks/exporter.token",
+        }
+    changes["prometheus-node-exporter"] = "sudo systemctl stop trainworks-exporter prometheus-node-exporter"
+    run(f"ssh deploy@{name} '{'; '.join(changes.values())}'")
     run(
         f"trainworks deploy verify {DEPLOY} --limit {name}",
-        lambda code, printed: code == 1 and all(word in printed for word in words),
+        lambda code, printed: code == 1 and all(word in printed for word in changes),
     )
     seconds = page("firing", name)
     run(f"trainworks deploy apply {DEPLOY} --limit {name}")
@@ -196,9 +235,10 @@ def prove(name: str) -> None:
     hall = Hall(HERE / "shapes" / f"{name}.yaml")
     hall.boot()
     started = time.monotonic()
+    shape.before(hall)
     first = build()
     shape.special(hall)
-    alarm = break_and_repair(shape.breaks)
+    alarm = break_and_repair(hall, shape.breaks)
     figures = {"machines": len(hall.addresses), "apply": first, "alarm": alarm, "all": time.monotonic() - started}
     print(json.dumps(figures))
 
