@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from trainworks.config.stack_parts.scheduler import SlurmPower
 from trainworks.config.stack_parts.storage import SharedMount
 from trainworks.deploy.delivered import DeliveredFile, delivered_files
 from trainworks.deploy.file_systems import is_mounted_as, mount_units, mounted_as
+from trainworks.deploy.layers import operating_system
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.verification import ClusterVerification, facts_of, probe, services_of, verify
 
@@ -115,6 +117,23 @@ def test_a_node_that_slurm_has_stopped_takes_jobs_where_it_may_stop_nodes(
     stack = STACK.model_copy(update={"slurm": STACK.scheduler.model_copy(update={"power": power})})
     answers = {name: Answer(0, said(name).replace("gpu3\tidle|", "gpu3\tidle~|")) for name in HOSTS}
     assert verify(stack, FILES, answers).failed == failed
+
+
+def test_a_role_starts_each_service_that_is_looked_at() -> None:
+    """One that only its package starts stays stopped, whatever an apply does."""
+    roles = "\n".join(path.read_text() for path in Path("src/trainworks/deploy/ansible/roles").glob("*/tasks/*.yaml"))
+    started = set(re.findall(r'name: "?([^"\n]+)"?\n +state: started', roles))
+    started |= {
+        word
+        for names in re.findall(r"state: started\n.*\n +loop: \[(.+)\]", roles)
+        for word in re.findall(r'"(.+?)"', names)
+    }
+    named = operating_system(STACK).services.model_dump()
+    templates = {named[key]: f"{{{{ services.{key} }}}}" for key in named}
+    units = {unit.name: "{{ item.unit }}" for unit in mount_units(STACK)}
+    looked_at = {name for host in HOSTS for name in services_of(STACK, host)}
+    assert len(looked_at) > 12
+    assert {name for name in looked_at if {name, templates.get(name), units.get(name)}.isdisjoint(started)} == set()
 
 
 def test_a_difference_of_a_file_says_what_differs_and_no_secret() -> None:
