@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.agent.script_metrics import TrackerFile, tracker_environment, tracker_files
+from tests.fakes import resolved_command
+from trainworks.agent.script_metrics import ScriptMetricsReader, TrackerFile, tracker_environment, tracker_files
 from trainworks.observe.trackers import event_file
+from trainworks.record.run_dir import RunDir
 
 BLOCK = 32768
 
@@ -45,6 +47,19 @@ def wandb_file(records: list[bytes]) -> bytes:
             if not record:
                 break
     return bytes(data)
+
+
+@pytest.mark.parametrize(("ranks", "is_there"), [(range(1), False), (range(1, 2), True)])
+def test_the_first_node_alone_removes_the_folder_that_all_nodes_share(
+    tmp_path: Path, ranks: range, is_there: bool
+) -> None:
+    """Another one may be about to start its ranks in it."""
+    run_dir = RunDir(tmp_path / "t-1")
+    run_dir.script_trackers.mkdir(parents=True)
+    reader = ScriptMetricsReader(run_dir, resolved_command("t-1"), ranks, attempt=1)
+    reader.begin([])
+    reader.end(whole=True)
+    assert run_dir.script_trackers.exists() == is_there
 
 
 def test_tensorboards_scalars_are_joined_by_their_step(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import re
 import signal
 import socket
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -74,7 +75,8 @@ class _CommandNode:
             )
         count = self._resolved.processes.starts_on(self._node)
         own = range(self._rank(0), self._rank(0) + count)
-        self._run_dir.script_trackers.mkdir(exist_ok=True)
+        with suppress(FileExistsError):  # `exist_ok` looks at it again, when a short first node has removed it
+            self._run_dir.script_trackers.mkdir()
         metrics = ScriptMetricsReader(self._run_dir, self._resolved, own, self._rendezvous.attempt)
         ranks = [self._start(local_rank) for local_rank in range(count)]
         metrics.begin([rank.pid for rank in ranks])

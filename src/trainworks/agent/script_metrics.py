@@ -64,16 +64,17 @@ class ScriptMetricsReader:
     def __init__(self, run_dir: RunDir, resolved: ResolvedRun, ranks: range, attempt: int) -> None:
         self._run_dir, self._options, self._steps = run_dir, resolved.run_file.metrics, LoggedSteps(attempt)
         self._workdir, self._pids = Path(resolved.working_folder), set[int]()
-        wanted, is_first = self._options.source, 0 in ranks
+        wanted, self._is_first = self._options.source, 0 in ranks
         self._outputs = {
             f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.pattern))
             for rank in dict.fromkeys((0, resolved.processes.world_size - 1))
             if rank in ranks and wanted in ("auto", "output")
         }
-        self._kinds = [each for each in ("tensorboard", "wandb", "mlflow") if is_first and wanted in ("auto", each)]
+        files = ("tensorboard", "wandb", "mlflow") if self._is_first else ()
+        self._kinds = [each for each in files if wanted in ("auto", each)]
         self._files = {path: TrackerFile(kind, path, from_end=True) for kind, path in self._found()}
         self._files_at, self._files_every_s = 0.0, 1.0
-        self._choice_s, self._choice_at = _CHOICE_S if is_first else 2 * _CHOICE_S, math.inf
+        self._choice_s, self._choice_at = _CHOICE_S if self._is_first else 2 * _CHOICE_S, math.inf
         self._held: dict[str, list[Reading]] = {}
         self._source: str | None = None
         self._size = 0  # bytes of the record's metrics after the last row of this reader
@@ -91,9 +92,10 @@ class ScriptMetricsReader:
         self._is_whole = whole
         self._ended.set()
         self._thread.join()
-        for folder in (self._run_dir.script_trackers / "wandb", self._run_dir.script_trackers):
-            with suppress(OSError):  # it has files, or is not there
-                folder.rmdir()
+        if self._is_first:  # several nodes share it
+            for folder in (self._run_dir.script_trackers / "wandb", self._run_dir.script_trackers):
+                with suppress(OSError):  # it has files, or is not there
+                    folder.rmdir()
 
     def _follow(self) -> None:
         """Read until the end; a fault of the reader is written down, and does not concern the run."""
