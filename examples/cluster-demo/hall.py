@@ -44,8 +44,8 @@ class Hall:
         for old, new in (replace or {}).items():
             text = text.replace(old, new)
         (HALL / "stack.yaml").write_text(text)
-        guides = sorted((HERE.parents[1] / "docs" / "guides").glob("*.md"))
         shutil.copy(HERE / "ldap.sh", HALL)
+        guides = sorted((HERE.parents[1] / "docs" / "guides").glob("*.md"))
         (HALL / "guides.txt").write_text("\n".join(guide.read_text() for guide in guides))
         self.stack: Stack = load_stack(HALL / "stack.yaml")[0]
         self.addresses = {name: address for group in self.stack.nodes for name, address in group.addresses.items()}

@@ -166,7 +166,7 @@ class _Line(TypedDict):
 
 
 def _events(project: Path, playbook: str, options: list[str], inventories: Sequence[str]) -> Iterator[_Line]:
-    options += [f"--inventory={each}" for each in ("inventory.yaml", *inventories) if inventories]
+    options = [*options, *(f"--inventory={each}" for each in ("inventory.yaml", *inventories) if inventories)]
     settings = ("ANSIBLE_STDOUT_CALLBACK=result_lines", "ANSIBLE_CALLBACK_PLUGINS=callback_plugins")
     command = ["env", "-C", str(project), *settings, "ANSIBLE_CONFIG=ansible.cfg", _program("ansible-playbook")]
     counted = False

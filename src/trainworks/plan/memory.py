@@ -155,8 +155,7 @@ def _stage(
     activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * stored, kept_by_all), kept_by_all)
     # Inputs and gradients of every micro-batch that each chunk receives (torch.distributed.pipelining).
     sides = 2.0 * layouts.interleave - (position != "middle")
-    received = np.where(software.native & (layouts.pp > 1), sides * layouts.accum * stream, 0.0)
-    activations = activations + received
+    activations = activations + np.where(software.native & (layouts.pp > 1), sides * layouts.accum * stream, 0.0)
     product, matrix = _largest_product(shape, layouts, tokens)
     tables = stage_parameters(shape, layouts, np.zeros_like(at.blocks), embeddings=at.tables).total
     table, block = tables / np.maximum(at.tables, 1.0), (parameters.total - tables) / np.maximum(at.blocks, 1)
