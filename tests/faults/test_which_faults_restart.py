@@ -66,7 +66,7 @@ def test_an_exception_in_the_first_step_is_final(program, write_run_file):
 def test_an_exit_code_without_restarts_left_is_named(program, write_run_file):
     program.hurt("leave:1:21")
     code, _, stderr = program.run("run", write_run_file(program.folder, recover={"max_restarts": 0}, **SHORT))
-    assert code == 13
+    assert code == 13, stderr
     assert stderr.count("error: ") == 1 and "exited with code 13" in stderr and "lost contact" not in stderr
 
 

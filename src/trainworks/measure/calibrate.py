@@ -65,6 +65,8 @@ _MODULE = "trainworks.worker.calibrate"
 _TIMEOUT_S = 300
 _ENDS_S = 10.0
 """Time the other machines may take to end after the first."""
+_HOLDS_S = 8 * 3600.0
+"""Age up to which rates count: cores throttle, hosts of virtual machines fill up, and some seconds measure anew."""
 _SHARED_HOLDS_S = 600.0
 """Age up to which rates count that were measured beside other programs, while those run on."""
 _METHOD = 4
@@ -84,8 +86,8 @@ def calibrate(
 ) -> Calibration:
     """Measured rates of this machine, or several, in the shapes of `request`.
 
-    Rates that were measured beside other programs are measured anew once those have ended, and after ten minutes: the
-    same load average is another share of the cores then.
+    Rates hold for eight hours. Those that were measured beside other programs are measured anew once the programs have
+    ended, and after ten minutes: the same load average is another share of the cores then.
 
     Args:
         request: what to measure.
@@ -124,7 +126,7 @@ def calibrate(
     def holds(known: Calibration, age_s: float) -> bool:
         share = known.others_share or 0.0
         is_shared_still = os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
-        return share <= QUIET_SHARE or (is_shared_still and age_s <= _SHARED_HOLDS_S)
+        return age_s <= (_HOLDS_S if share <= QUIET_SHARE else is_shared_still * _SHARED_HOLDS_S)
 
     return remembered(cache / f"{_digest(facts)}.json", Calibration, measure, again=again, holds=holds)
 
