@@ -1,5 +1,5 @@
-"""What every backend promises, shown on every backend: the smallest one, this machine, a real Slurm, and
-a real API server of Kubernetes with doubles behind it."""
+"""What every backend promises, shown on every backend: the smallest one, this machine, hosts with a real sshd, a real
+Slurm, and a real API server of Kubernetes with doubles behind it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.backends.beds import PATIENCE_S, Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, wait_until
+from tests.backends.beds import PATIENCE_S, Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, SshBed, wait_until
+from tests.backends.ssh_hosts import NEEDS_SSHD
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
@@ -34,6 +35,7 @@ FOR_EVER_ONCE = f"test -e {ONCE} && exec echo up; touch {ONCE}; echo up; sleep 6
     params=[
         "small",
         "local",
+        pytest.param("ssh", marks=NEEDS_SSHD),
         pytest.param("slurm", marks=pytest.mark.slurm),
         pytest.param("kubernetes", marks=pytest.mark.kubernetes),
     ]
@@ -45,6 +47,9 @@ def bed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
         monkeypatch.setenv("TRAINWORKS_NODES", "4")
         made = LocalBed(tmp_path)
+    elif request.param == "ssh":
+        monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
+        made = SshBed(tmp_path)
     elif request.param == "slurm":
         cluster = request.getfixturevalue("cluster")
         folder = cluster.folder / tmp_path.name

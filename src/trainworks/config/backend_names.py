@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot")
+BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot", "ssh")
 """Values of `cluster.engine` that need no plugin."""
 ENTRY_POINTS = f"{__name__.partition('.')[0]}.backends"
 """Entry point group in which an installed distribution registers its backend under a name."""

@@ -69,13 +69,15 @@ class Dispatcher:
         launcher: Launcher,
         clock: Clock,
         fair_share: FairShare | None = None,
+        *,
+        engine: str = "local",
     ) -> None:
         self._store = store
         self._machine = list(machine)
         self._launcher = launcher
         self._clock = clock
         self._fair_share = fair_share or FairShare(store, machine, clock, None, "")
-        self._mine: _Mine = {"engine": "local", "uid": os.getuid(), "host": this_host()}
+        self._mine: _Mine = {"engine": engine, "uid": os.getuid(), "host": this_host()}
         self._version = store.version()  # first: what changes meanwhile is seen twice, and not overlooked
         live = store.search(states=[state for state in JobState if not state.is_final], **self._mine)
         self._jobs = {job.id: _trusted(job) for job in reversed(live)}
@@ -192,7 +194,7 @@ class Dispatcher:
     def _serve(self) -> None:
         waiting = [job for job in self._jobs.values() if job.state.waits]
         try:
-            policy = queue_policy() or QueuePolicy()
+            policy = self._policy()
         except (EnvironmentProblem, RunFileError) as error:  # nobody starts anything until the limits are known again
             if waiting:
                 why = ": ".join(part for part in (error.place, error.message) if part)
@@ -203,13 +205,17 @@ class Dispatcher:
         published = self._start_waiting(waiting, policy) if waiting else ()
         self._fair_share.publish(policy, self._jobs.values(), published)
 
+    def _policy(self) -> QueuePolicy:
+        """The limits of this queue; raises an error while their file cannot be read."""
+        return queue_policy() or QueuePolicy()
+
     def _elsewhere(self) -> frozenset[Claim]:
         return self._launcher.elsewhere(job for job in self._jobs.values() if not job.state.waits)
 
     def _start_waiting(self, waiting: Sequence[JobRow], policy: QueuePolicy) -> tuple[PublishedJob, ...]:
         """Start what can start, and return the first jobs that still wait for room."""
         elsewhere = self._elsewhere()
-        held = held_elsewhere(elsewhere, self._machine, self._taken())
+        held = self._held(elsewhere)
         snapshot = self._snapshot(waiting, held, policy, elsewhere)
         decision = decide(snapshot)
         for start in decision.starts:
@@ -236,13 +242,21 @@ class Dispatcher:
         self._explain(decision, elsewhere)
         return published_jobs(self._jobs, snapshot, decision) if policy.fair_share else ()
 
+    def _held(self, elsewhere: frozenset[Claim]) -> list[Placement]:
+        """What the claims of others take of each node."""
+        return held_elsewhere(elsewhere, self._machine, self._taken())
+
+    def _drained(self) -> dict[str, str]:
+        """Nodes that take no jobs, and why."""
+        return obeyed_drains(self._store)
+
     def _taken(self) -> list[Placement]:
         return [one for job in self._jobs.values() for one in job.placement]
 
     def _snapshot(
         self, waiting: Sequence[JobRow], held: Sequence[Placement], policy: QueuePolicy, elsewhere: frozenset[Claim]
     ) -> Snapshot:
-        drained, uid = obeyed_drains(self._store), os.getuid()
+        drained, uid = self._drained(), os.getuid()
         order = self._fair_share.order(policy, self._jobs.values(), elsewhere)
         running = tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits)
         return Snapshot(

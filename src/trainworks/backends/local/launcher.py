@@ -21,7 +21,7 @@ from trainworks.errors import NotOwnerError
 from trainworks.files import closing_handle, take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
-from trainworks.host.forking import Spare
+from trainworks.host.forking import Order, Spare
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import JobState, parse_state
@@ -59,7 +59,6 @@ class Supervised:
                 os.kill(self._pid, number)  # two signals of one number may arrive as one
 
 
-@final
 class Launcher:
     """Starts supervisors on this machine, and reads and writes what their jobs leave.
 
@@ -82,12 +81,12 @@ class Launcher:
         if self._spare is None or not self._spare.waits():
             if self._spare is not None:
                 self._spare.dismiss()
-            self._spare = Spare(
-                lambda: partial(_supervise, agent=Spare(lambda: run_agent)),  # with a copy for the job's first agent
-                new_session=True,
-                close_fds=self._own_fds,
-            )
+            self._spare = Spare(self._begin, new_session=True, close_fds=self._own_fds)
         return self._spare
+
+    def _begin(self) -> Order:
+        """In a copy of this process: with another copy for the job's first agent."""
+        return partial(_supervise, agent=Spare(lambda: run_agent))
 
     def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
         """Claims in the machine's ledger of jobs other than `ours`, of any user and any queue."""
@@ -135,12 +134,16 @@ class Launcher:
         run_dir = self._run_dir(job)
         with closing_handle(take_run(run_dir)) as lock:
             resolved = _resolved_for(job, run_dir)
-            make_ready(run_dir, resolved.processes, self._clock.now(), restarts=earlier_turns(self.events(job)))
-            devices = [device for one in job.placement for device in one.devices]
-            order = json.dumps([str(run_dir.path), devices])
+            order = self._order(job, run_dir, resolved)
             claims = [self._claims[job.id]] if job.id in self._claims else []
             child = self.prepare().order(order, [lock, *claims], log=run_dir.supervisor_log)
         return Supervised(*process.identity(child.pid), child)
+
+    def _order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
+        """Make the run directory ready; returns the order for `prepare`'s copy."""
+        make_ready(run_dir, resolved.processes, self._clock.now(), restarts=earlier_turns(self.events(job)))
+        devices = [device for one in job.placement for device in one.devices]
+        return json.dumps([str(run_dir.path), devices])
 
     def adopt(self, job: JobRow) -> Supervised | None:
         """The supervisor that another process started, if the process in the job's status still runs."""
@@ -224,6 +227,8 @@ def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
     finish_edit(run_dir, job.spec)
     resolved = run_dir.read_resolved()
     if job.spec.min_nodes == job.spec.max_nodes or len(job.placement) == resolved.processes.nodes:
+        return resolved
+    if resolved.is_workload:  # it has plans for fewer nodes
         return resolved
     processes = resolved.processes.model_copy(update={"nodes": len(job.placement)})
     resolved = resolved.model_copy(update={"processes": processes})

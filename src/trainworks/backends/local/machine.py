@@ -65,7 +65,7 @@ def wanted_of(spec: JobSpec, machine: list[LocalNode]) -> tuple[int, int, NodeRe
     has more ranks than there are cores takes them all.
     """
     node = spec.node
-    whole = machine[0].cores
+    whole = max(one.cores for one in machine)
     if len(machine) > 1:
         return spec.min_nodes, spec.max_nodes, replace(node, cores=min(node.cores or 1.0, whole))
     nodes = spec.max_nodes

@@ -7,17 +7,13 @@ step; the sweeper, which detached itself as well, waits for the agent's end, and
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
 
-import psutil
-
 from trainworks.host import forking, process
 
 _MARKS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURMD_NODENAME")
-_ROUNDS = 5
 
 
 def marks_of(env: Mapping[str, str]) -> dict[str, str]:
@@ -28,24 +24,9 @@ def marks_of(env: Mapping[str, str]) -> dict[str, str]:
     return {name: env[name] for name in _MARKS if name in env}
 
 
-def sweep(marks: Mapping[str, str]) -> int:
-    """Kill all processes with these variables, and those that they start meanwhile; returns their number."""
-    killed = 0
-    for _ in range(_ROUNDS):
-        found = process.processes_with(marks)
-        for one in found:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        if not found:
-            break
-        psutil.wait_procs(found, timeout=1)
-        killed += len(found)
-    return killed
-
-
 def _wait_and_sweep(pid: int, marks: Mapping[str, str]) -> None:
     process.wait_for_end(pid)
-    sweep(marks)
+    process.sweep(marks)
 
 
 _OF_THE_STEP = (
