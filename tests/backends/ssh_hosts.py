@@ -53,7 +53,8 @@ class SshSite:
                 shutil.copy(self.folder / key.replace("host_key", "key"), home.dev_folder / key)
             shutil.copy(self.folder / "key.pub", home.dev_folder / "authorized_keys")
         place = Place(home, self.addresses[name], self._port, psutil.Process().username(), home.path)
-        env = {"PATH": os.environ["PATH"], "TRAINWORKS_LEDGER": str(home.path / "ledger")}
+        env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        env |= {"TRAINWORKS_LEDGER": str(home.path / "ledger")}
         (home.path / "sshd_config").write_text(sshd_config(place, env).replace("ClientAliveInterval 60\n", ""))
         prefix = ["ip", "netns", "exec", self._inside] if self._inside else []
         if hidden is not None:

@@ -133,11 +133,22 @@ class Launcher:
         """
         run_dir = self._run_dir(job)
         with closing_handle(take_run(run_dir)) as lock:
-            resolved = _resolved_for(job, run_dir)
+            resolved = self._resolved(job, run_dir)
             order = self._order(job, run_dir, resolved)
             claims = [self._claims[job.id]] if job.id in self._claims else []
             child = self.prepare().order(order, [lock, *claims], log=run_dir.supervisor_log)
         return Supervised(*process.identity(child.pid), child)
+
+    def _resolved(self, job: JobRow, run_dir: RunDir) -> ResolvedRun:
+        """The run on the nodes that it got, of which there may be fewer than at most."""
+        finish_edit(run_dir, job.spec)
+        resolved = run_dir.read_resolved()
+        if job.spec.min_nodes == job.spec.max_nodes or len(job.placement) == resolved.processes.nodes:
+            return resolved
+        processes = resolved.processes.model_copy(update={"nodes": len(job.placement)})
+        resolved = resolved.model_copy(update={"processes": processes})
+        run_dir.write_resolved(resolved)
+        return resolved
 
     def _order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
         """Make the run directory ready; returns the order for `prepare`'s copy."""
@@ -220,20 +231,6 @@ class Launcher:
 @lru_cache(maxsize=4096)
 def _key(run_dir: str) -> str:
     return claim_key(run_dir)
-
-
-def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
-    """The run on the nodes that it got, of which there may be fewer than at most."""
-    finish_edit(run_dir, job.spec)
-    resolved = run_dir.read_resolved()
-    if job.spec.min_nodes == job.spec.max_nodes or len(job.placement) == resolved.processes.nodes:
-        return resolved
-    if resolved.is_workload:  # it has plans for fewer nodes
-        return resolved
-    processes = resolved.processes.model_copy(update={"nodes": len(job.placement)})
-    resolved = resolved.model_copy(update={"processes": processes})
-    run_dir.write_resolved(resolved)
-    return resolved
 
 
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:

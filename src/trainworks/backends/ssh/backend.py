@@ -139,8 +139,16 @@ class SshBackend(DispatchedBackend):
         return found
 
     def edit(self, handle: str, before: JobSpec, after: JobSpec) -> None:
-        """Change the waiting job in the store of the queue."""
+        """Change the waiting job in the store of the queue.
+
+        Raises:
+            UsageError: it does not wait, or would wait for other jobs.
+        """
         row = self._changeable(handle)
+        if after.depends_on != before.depends_on:
+            hint = "stop the job and submit it again"
+            raise UsageError("ssh cannot change `job.depends_on` of a submitted job", hint=hint)
+        after = replace(after, depends_on=row.spec.depends_on, min_nodes=row.spec.min_nodes, node=row.spec.node)
         changed: JobChanges = {"name": after.name, "priority": after.priority, "spec": after}
         if not self._store.change(row.id, now=self._clock.now(), waits_since_attempt=row.attempt, **changed):
             raise UsageError(f"job {row.run_id} does not wait any more", hint="trainworks ps")

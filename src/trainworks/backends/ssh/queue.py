@@ -101,6 +101,8 @@ class HostWatch:
         self.said: Mapping[str, Any] | None = None
         self.host = host
         self.reason: str | None = "it was not reached yet"
+        self.is_known = False
+        """Whether the host has said what it has, or was found not to answer."""
 
     def look(self, now: float) -> None:
         """Take what the host has said since the last look."""
@@ -115,19 +117,20 @@ class HostWatch:
             self._beat_at = now
         heard = self._session.read() if select.select([self._session], [], [], 0)[0] else []
         if heard:
-            self._heard_at, self._pause_s, self.reason = now, _RETRY_S, None
+            self._heard_at, self._pause_s, self.reason, self.is_known = now, _RETRY_S, None, True
             for line in filter(None, heard):
                 self.said = {**(self.said or {}), **json.loads(line)}
         elif heard is None or now - self._heard_at > _SILENCE_S:
             self.lose(now)
 
-    def lose(self, now: float, reason: str | None = None) -> None:
+    def lose(self, now: float) -> None:
         """Give the connection up; the next one opens after a pause."""
         if self._session is not None:
             self._session.close()
             self._session = None
         said = self._errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        self.reason = reason or f"it does not answer{f': {said[0].strip()}' if said else ''}"
+        self.is_known = True
+        self.reason = f"it does not answer{f': {said[0].strip()}' if said else ''}"
         self._next, self._pause_s = now + self._pause_s, min(_LONGEST_RETRY_S, 2 * self._pause_s)
 
 
@@ -225,6 +228,9 @@ class SshLauncher(Launcher):
                 return None
         return found
 
+    def _resolved(self, job: JobRow, run_dir: RunDir) -> ResolvedRun:
+        return run_dir.read_resolved()  # the turn puts its nodes into it, and an edit its values
+
     def _order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
         if (problem := self._problems.pop(job.id, None)) is not None:
             raise problem
@@ -249,7 +255,8 @@ class SshDispatcher(Dispatcher):
         for watch in self._watches:
             watch.look(self._clock.now())
         self._machine = [host.node for host in self._there.facts()]
-        super().look()
+        if all(watch.is_known for watch in self._watches):  # else a job would start on fewer hosts than it can have
+            super().look()
 
     def _policy(self) -> QueuePolicy:
         return QueuePolicy()  # limits are for the machine that has them
