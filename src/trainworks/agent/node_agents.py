@@ -22,17 +22,13 @@ from trainworks.host.network import LOOPBACK, listen
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.record.events.log import read_events
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import LINK_LOST, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import explains_exit, first_failure
 
 NODE_LEAVES = signal.SIGUSR1
 """Tells the supervisor that its cluster ends one of the other nodes, so that all ranks have to end."""
-
-
-LINK_LOST = -signal.SIGHUP
-"""Exit code of a process here that stands for an agent, after it has lost the connection to the agent's node."""
 
 
 class Hosts(Protocol):

@@ -257,7 +257,7 @@ def _job_status(row: JobRow) -> JobStatus:
     return JobStatus(
         state=row.state,
         raw=str(row.state),
-        reason=row.reason or row.end.message,
+        reason=": ".join(filter(None, (row.reason, row.detail))) or row.end.message,
         cause=parse_cause(row.end.cause),
         hint=row.end.hint,
         nodes=tuple(one.node for one in row.placement),

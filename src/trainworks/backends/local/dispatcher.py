@@ -246,17 +246,13 @@ class Dispatcher:
         """What the claims of others take of each node."""
         return held_elsewhere(elsewhere, self._machine, self._taken())
 
-    def _drained(self) -> dict[str, str]:
-        """Nodes that take no jobs, and why."""
-        return obeyed_drains(self._store)
-
     def _taken(self) -> list[Placement]:
         return [one for job in self._jobs.values() for one in job.placement]
 
     def _snapshot(
         self, waiting: Sequence[JobRow], held: Sequence[Placement], policy: QueuePolicy, elsewhere: frozenset[Claim]
     ) -> Snapshot:
-        drained, uid = self._drained(), os.getuid()
+        drained, uid = obeyed_drains(self._store), os.getuid()
         order = self._fair_share.order(policy, self._jobs.values(), elsewhere)
         running = tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits)
         return Snapshot(

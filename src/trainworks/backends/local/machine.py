@@ -33,6 +33,8 @@ class LocalNode:
     """Accelerators by index."""
     accelerator: str | None
     memory_bytes: int
+    down: str | None = None
+    """Why it takes no jobs: another machine that does not answer."""
 
 
 def local_nodes(host: HostFacts) -> list[LocalNode]:
@@ -161,6 +163,7 @@ def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> 
             accelerator=node.accelerator,
             memory_bytes=node.memory_bytes,
             drained=drained.get(node.name),
+            down=node.down,
         )
         for node in machine
     )

@@ -21,7 +21,7 @@ from trainworks.backends.ssh.queue import OPTIONS, HostFact
 from trainworks.backends.ssh.turn import NODES
 from trainworks.backends.store_place import store_folder
 from trainworks.config.engines import Ssh
-from trainworks.errors import EnvironmentProblem, InfeasibleError, UsageError
+from trainworks.errors import EnvironmentProblem, InfeasibleError, UnreachableError, UsageError
 from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.ledger import claim_key
@@ -164,10 +164,19 @@ class SshBackend(DispatchedBackend):
         return replace(rendered, spec=spec)
 
     def _handle(self, number: str) -> str:
-        return f"{self._key}-{number}"
+        return f"{this_host()}/{self._key}/{number}"
 
     def _number(self, handle: str) -> str:
-        key, _, number = handle.rpartition("-")
+        """Number of a job in its queue, from its handle.
+
+        Raises:
+            UnreachableError: the queue is on another machine.
+            UsageError: the queue is that of other hosts.
+        """
+        machine, _, place = handle.partition("/")
+        if machine != this_host():
+            raise UnreachableError(f"the queue of `{handle}` is on {machine}", hint=f"run this command on {machine}")
+        key, _, number = place.partition("/")
         if key != self._key:
             hint = "let both jobs name the same `cluster.ssh`"
             raise UsageError(f"job `{handle}` is in the queue of other hosts", hint=hint)

@@ -19,13 +19,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
-from trainworks.agent.node_agents import LINK_LOST
-from trainworks.agent.remote_agent import FORWARDED_VARIABLES
 from trainworks.backends.ssh.node import BEAT_S, ENDED, PROGRAM, Lines
-from trainworks.config.engines import Ssh
 from trainworks.host import process
+from trainworks.jobs.environment import FORWARDED_VARIABLES
+from trainworks.record.exit_code import LINK_LOST
+
+if TYPE_CHECKING:
+    from trainworks.config.engines import Ssh
 
 _CONNECT_S = 10
 _CLOSES_S = 15.0

@@ -77,6 +77,7 @@ class HostFact:
             devices=tuple(one.index for one in host.accelerators) if host else tuple(range(_UNKNOWN_DEVICES)),
             accelerator=host.accelerators[0].name if host and host.accelerators else None,
             memory_bytes=host.memory_bytes if host else _UNKNOWN_BYTES,
+            down=self.reason,
         )
 
     def held(self, claims: Iterable[Claim]) -> list[Placement]:
@@ -264,9 +265,6 @@ class SshDispatcher(Dispatcher):
     def _held(self, elsewhere: frozenset[Claim]) -> list[Placement]:
         foreign = self._there.foreign()
         return [held for host in self._there.facts() for held in host.held(foreign[host.name])]
-
-    def _drained(self) -> dict[str, str]:
-        return {host.name: host.reason for host in self._there.facts() if host.reason} | super()._drained()
 
     def _conclude(self, job: JobRow) -> None:
         """Let a job that waits again do without hosts that failed its check, and a workload with the plan for fewer."""
