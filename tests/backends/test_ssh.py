@@ -13,6 +13,7 @@ import pytest
 
 from tests.backends.beds import Job, SshBed, wait_until
 from tests.backends.ssh_hosts import NEEDS_SSHD
+from trainworks.api.launching.prepared_run import NODE_CHECK
 from trainworks.backends.ssh.backend import SshBackend
 from trainworks.backends.ssh.link import ssh_command
 from trainworks.backends.ssh.node import HOST
@@ -165,13 +166,19 @@ def test_queues_of_other_hosts_share_the_ledger_of_a_host(hosts: Callable[..., S
 @NEEDS_SSHD
 def test_a_host_that_fails_the_check_of_a_job_is_left_out_while_others_are_left(hosts: Callable[..., SshBed]) -> None:
     bed = hosts()
-    check = f'test "${HOST}" != box1'
-    one = bed.submit(bed.job("true", nodes=1, health=check))
+
+    def job(nodes: int) -> Job:
+        made = bed.job("true", nodes=nodes, health=f'test "${HOST}" != box1')
+        checked = made.run_dir.read_resolved().model_copy(update={"node_check": (NODE_CHECK,)})
+        made.run_dir.write_resolved(checked)
+        return bed.submit(made)
+
+    one = job(1)
     assert one.end().state is JobState.SUCCEEDED
     assert [place.node for place in bed.store.attempts(one.row.id)[-1].placement] == ["box2"]
-    both = bed.submit(bed.job("true", nodes=2, health=check)).end()
+    both = job(2).end()
     assert (both.state, both.end.cause) == (JobState.FAILED, "node_unhealthy")
-    assert "box1" in (both.end.message or "") or "health check" in (both.end.message or "")
+    assert (both.end.message or "").startswith("1 node failed the health check")
 
 
 @NEEDS_SSHD

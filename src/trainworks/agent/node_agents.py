@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import json
 import os
 import signal
@@ -18,7 +17,7 @@ from trainworks.agent.launch import run_mark, take_environment
 from trainworks.files import write_atomic
 from trainworks.host import forking, process
 from trainworks.host.forking import Spare
-from trainworks.host.network import LOOPBACK, listen
+from trainworks.host.network import LOOPBACK, free_ports, listen
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.record.events.log import read_events
@@ -75,9 +74,7 @@ class OwnProcesses:
 
     def free_ports(self: Hosts, wanted: Sequence[int]) -> list[int]:
         """Those of this machine, on which the first node stands."""
-        with contextlib.ExitStack() as listeners:
-            first = self.addresses[0]
-            return [listeners.enter_context(listen(port, first)).getsockname()[1] for port in wanted]
+        return free_ports(self.addresses[0], wanted)
 
 
 @final

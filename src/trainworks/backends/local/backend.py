@@ -48,8 +48,9 @@ class DispatchedBackend(Backend):
         self._store = store
         self._clock = clock or SystemClock()
 
+    @property
     @abc.abstractmethod
-    def _node_names(self) -> Sequence[str]:
+    def node_names(self) -> Sequence[str]:
         """Names of the nodes to which the dispatcher gives jobs."""
 
     @abc.abstractmethod
@@ -177,7 +178,7 @@ class DispatchedBackend(Backend):
         return row
 
     def _named(self, node: str) -> str:
-        names = self._node_names()
+        names = self.node_names
         if node not in names:
             raise UsageError(f"no node `{node}`", hint=f"known nodes: {', '.join(names)}")
         return node
@@ -210,7 +211,9 @@ class LocalBackend(DispatchedBackend):
     def _machine(self) -> list[LocalNode]:
         return local_nodes(probe_host(store_folder()))
 
-    def _node_names(self) -> Sequence[str]:
+    @property
+    def node_names(self) -> Sequence[str]:
+        """This machine, or its parts."""
         return [node.name for node in self._machine()]
 
     def _wake(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from trainworks.agent import supervisor
 from trainworks.agent.launch import end_left_over, make_ready, take_environment, take_run
 from trainworks.agent.node_agents import run_agent
 from trainworks.backends.editing import finish_edit
+from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
 from trainworks.backends.ownership import check_run_dir
 from trainworks.errors import NotOwnerError
@@ -63,15 +64,23 @@ class Launcher:
     """Starts supervisors on this machine, and reads and writes what their jobs leave.
 
     No job may keep the file descriptors `own_fds` of the dispatcher. `shared`: other users can write the job store.
+    `begin` prepares a copy of the dispatcher for the order to supervise a job; it is this machine's when None.
     """
 
     def __init__(
-        self, clock: Clock, own_fds: Iterable[int], ledger: MachineLedger | None = None, *, shared: bool = False
+        self,
+        clock: Clock,
+        own_fds: Iterable[int],
+        ledger: MachineLedger | None = None,
+        *,
+        shared: bool = False,
+        begin: Callable[[], Order] | None = None,
     ) -> None:
         self._clock = clock
         self._own_fds = list(own_fds)
         self._ledger = machine_ledger() if ledger is None else ledger
         self._shared = shared
+        self._begin = begin or _begin_supervisor
         self._spare: Spare | None = None
         self._ours: set[str] = set()
         self._claims: dict[int, int] = {}
@@ -84,10 +93,6 @@ class Launcher:
             self._spare = Spare(self._begin, new_session=True, close_fds=self._own_fds)
         return self._spare
 
-    def _begin(self) -> Order:
-        """In a copy of this process: with another copy for the job's first agent."""
-        return partial(_supervise, agent=Spare(lambda: run_agent))
-
     def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
         """Claims in the machine's ledger of jobs other than `ours`, of any user and any queue."""
         self._ours = {_key(job.run_dir) for job in ours}
@@ -96,6 +101,12 @@ class Launcher:
     def _foreign_claims(self, claims: Iterable[Claim]) -> frozenset[Claim]:
         own = os.getuid()
         return frozenset(claim for claim in claims if not (claim.uid == own and claim.share.key in self._ours))
+
+    def held(
+        self, elsewhere: Iterable[Claim], machine: Sequence[LocalNode], taken: Sequence[Placement]
+    ) -> list[Placement]:
+        """What these claims of others take of each node, of which this queue has taken a part."""
+        return held_elsewhere(elsewhere, machine, taken)
 
     def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
         """Claim a job's share of this machine before its launch; False if others hold more than `known` by now.
@@ -134,7 +145,7 @@ class Launcher:
         run_dir = self._run_dir(job)
         with closing_handle(take_run(run_dir)) as lock:
             resolved = self._resolved(job, run_dir)
-            order = self._order(job, run_dir, resolved)
+            order = self.order(job, run_dir, resolved)
             claims = [self._claims[job.id]] if job.id in self._claims else []
             child = self.prepare().order(order, [lock, *claims], log=run_dir.supervisor_log)
         return Supervised(*process.identity(child.pid), child)
@@ -150,7 +161,7 @@ class Launcher:
         run_dir.write_resolved(resolved)
         return resolved
 
-    def _order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
+    def order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
         """Make the run directory ready; returns the order for `prepare`'s copy."""
         make_ready(run_dir, resolved.processes, self._clock.now(), restarts=earlier_turns(self.events(job)))
         devices = [device for one in job.placement for device in one.devices]
@@ -231,6 +242,12 @@ class Launcher:
 @lru_cache(maxsize=4096)
 def _key(run_dir: str) -> str:
     return claim_key(run_dir)
+
+
+def _begin_supervisor() -> Order:
+    """What a copy of the dispatcher does first: it makes another copy, for the job's first agent."""
+    spare = Spare(lambda: run_agent)
+    return partial(_supervise, agent=spare)
 
 
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:

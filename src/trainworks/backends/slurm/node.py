@@ -24,11 +24,6 @@ def marks_of(env: Mapping[str, str]) -> dict[str, str]:
     return {name: env[name] for name in _MARKS if name in env}
 
 
-def _wait_and_sweep(pid: int, marks: Mapping[str, str]) -> None:
-    process.wait_for_end(pid)
-    process.sweep(marks)
-
-
 _OF_THE_STEP = (
     *("SLURM_GTIDS", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NPROCS", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"),
     *("SLURM_NNODES", "SLURM_PROCID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"),
@@ -44,9 +39,9 @@ def job_environment(env: dict[str, str]) -> dict[str, str]:
 
 def main(module: str, *arguments: str) -> int:
     """Become the agent, after whose end a process sweeps that is left behind in a step of a job; never returns."""
-    pid, marks = os.getpid(), marks_of(os.environ)
+    marks = marks_of(os.environ)
     if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= marks.keys():
-        forking.leave_behind(lambda: _wait_and_sweep(pid, marks))
+        forking.leave_sweeper(marks)
     process.replace(process.python_module(module, *arguments), job_environment(dict(os.environ)))
 
 

@@ -17,8 +17,8 @@ from trainworks.backends.local.backend import DispatchedBackend, kept_store, nod
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import obeyed_drains
 from trainworks.backends.ssh import link
-from trainworks.backends.ssh.queue import OPTIONS, HostFact
-from trainworks.backends.ssh.turn import NODES
+from trainworks.backends.ssh.hosts import OPTIONS, HostFact
+from trainworks.backends.ssh.node import NODES, Facts
 from trainworks.backends.store_place import store_folder
 from trainworks.config.engines import Ssh
 from trainworks.errors import EnvironmentProblem, InfeasibleError, UnreachableError, UsageError
@@ -185,7 +185,9 @@ class SshBackend(DispatchedBackend):
     def _changeable(self, handle: str) -> JobRow:
         return super()._changeable(self._number(handle))
 
-    def _node_names(self) -> Sequence[str]:
+    @property
+    def node_names(self) -> Sequence[str]:
+        """All hosts, also those that do not answer."""
         return self._options.hosts
 
     def _wake(self) -> None:
@@ -231,4 +233,4 @@ class SshBackend(DispatchedBackend):
             return HostFact(host, None, silent.message)
         if said.exit_code != 0:
             return HostFact(host, None, (said.stderr.strip().splitlines() or ["it does not answer"])[-1].strip())
-        return HostFact(host, json.loads(said.stdout))
+        return HostFact(host, Facts.model_validate_json(said.stdout))

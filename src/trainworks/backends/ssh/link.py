@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from trainworks.backends.ssh.node import BEAT_S, ENDED, PROGRAM, Lines
+from trainworks.backends.ssh.node import BEAT_S, ENDED, PROGRAM, KeepAnswer, Lines, RunOrder
 from trainworks.host import process
 from trainworks.jobs.environment import FORWARDED_VARIABLES
 from trainworks.record.exit_code import LINK_LOST
@@ -73,11 +73,12 @@ class Order:
 
     host: str
     command: list[str]
-    message: dict[str, Any]
+    message: str
+    """JSON."""
 
 
 @final
-class Session:
+class HostSession:
     """A connection of ssh to a program on a host, which it keeps alive.
 
     The errors of ssh go to a file, or to stderr of this process.
@@ -116,15 +117,11 @@ class Session:
         self._here.close()
 
 
-def _begin(order: Order) -> Session:
-    session = Session(order.host, order.command)
-    session.send(json.dumps(order.message))
-    return session
-
-
 def keep(orders: Sequence[Order]) -> int:
-    """Hold shares of hosts; says what each host answers, and `lost` at the end of a connection."""
-    control, sessions = Lines(0), [_begin(order) for order in orders]
+    """Hold shares of hosts; says what each host answers, and at the end of a connection that it holds nothing."""
+    control, sessions = Lines(0), [HostSession(order.host, order.command) for order in orders]
+    for session, order in zip(sessions, orders, strict=True):
+        session.send(order.message)
     is_held = True
     while is_held:
         watched: list[Any] = [control, *sessions]
@@ -133,21 +130,22 @@ def keep(orders: Sequence[Order]) -> int:
         for session in list(sessions):
             heard = session.read() if session in ready else []
             for line in filter(None, heard or []):
-                is_held = is_held and _answer({"host": session.host} | json.loads(line))
+                answer = KeepAnswer.model_validate_json(line).model_copy(update={"host": session.host})
+                is_held = is_held and _answer(answer)
             if heard is None:
                 sessions.remove(session)
                 session.close()
-                is_held = is_held and _answer({"host": session.host, "lost": True})
+                is_held = is_held and _answer(KeepAnswer(host=session.host))
             session.send()
     for session in sessions:
         session.close(patience_s=_CLOSES_S)
     return 0
 
 
-def _answer(message: dict[str, Any]) -> bool:
+def _answer(message: KeepAnswer) -> bool:
     """Say something to the other side; False if that has gone."""
     try:
-        os.write(1, json.dumps(message).encode() + b"\n")
+        os.write(1, message.model_dump_json().encode() + b"\n")
     except OSError:
         return False
     return True
@@ -160,9 +158,10 @@ def run(order: Order) -> int:
     wakeup.setblocking(False)
     signal.set_wakeup_fd(wakeup.fileno())
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # the wake-up socket reports it
-    env = {name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ} | order.message["env"]
-    session = Session(order.host, order.command)
-    session.send(json.dumps(order.message | {"env": env}))
+    message = RunOrder.model_validate_json(order.message)
+    env = {name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ} | message.env
+    session = HostSession(order.host, order.command)
+    session.send(message.model_copy(update={"env": env}).model_dump_json())
     before, watched = "", list[Any]([session, signals])
     while True:
         ready, _, _ = select.select(watched, [], [], BEAT_S)
@@ -181,7 +180,7 @@ def run(order: Order) -> int:
         sys.stdout.flush()
 
 
-def _end_as(session: Session, code: int) -> int:
+def _end_as(session: HostSession, code: int) -> int:
     session.close(patience_s=1.0)
     if code < 0:
         process.end_by_signal(-code)

@@ -9,14 +9,15 @@ leaves behind, a process kills that waits for its end.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, final
+
+from pydantic import BaseModel
 
 from trainworks import __version__
 from trainworks.agent.launch import take_environment
@@ -24,8 +25,9 @@ from trainworks.errors import TrainworksError
 from trainworks.files import closing_handle
 from trainworks.host import forking, process
 from trainworks.host.ledger import Claim, Share, machine_ledger
-from trainworks.host.network import listen
+from trainworks.host.network import free_ports
 from trainworks.host.probe import num_cores, probe_host
+from trainworks.record.environment import HostFacts
 from trainworks.record.run_dir import RunDir
 
 PROGRAM = "trainworks.backends.ssh.node"
@@ -39,12 +41,68 @@ ENDED = "\x1e"
 TURN, HOST = "TRAINWORKS_SSH_TURN", "TRAINWORKS_SSH_HOST"
 _SESSION = "TRAINWORKS_SSH_SESSION"
 """Variables of all processes of one turn of a job, of one host, and of one command."""
+NODES = "TRAINWORKS_SSH_NODES"
+"""Variable with the number of nodes of a job, and the cores and accelerators of each."""
 _LOST = 255
 _LOOK_S = 1.0
-_FACTS_S = 30.0
-"""Time after which a host is probed again."""
+_FACTS_LOOKS = 30
+"""Looks after which a host is probed again."""
 
-Message = dict[str, Any]
+
+class HeldShare(BaseModel):
+    """A claim in the ledger of a host."""
+
+    uid: int
+    share: Share
+
+
+class Facts(BaseModel):
+    """What a host has, and what jobs hold of it."""
+
+    version: str
+    address: str
+    """To which ssh has connected."""
+    host: HostFacts
+    claims: list[HeldShare]
+
+
+class KeepOrder(BaseModel):
+    """Which share of a host to hold, and for which run."""
+
+    run_dir: str
+    created_at: float
+    """Of the resolved run: a host that reads another one does not see the run directory."""
+    marks: dict[str, str]
+    """Variables of all processes of the turn on this host."""
+    share: Share
+
+
+class KeepAnswer(BaseModel):
+    """What a host answers to a `KeepOrder`; a link adds the host, and says that the connection has ended."""
+
+    host: str = ""
+    keeper: tuple[int, float] | None = None
+    """Process that holds the share, and its start; None if the host does not hold it."""
+    refused: str | None = None
+    """Why the job can never run on this host."""
+
+
+class RunOrder(BaseModel):
+    """A command to run on a host, or ports to find there."""
+
+    run_dir: str
+    keeper: tuple[int, float]
+    marks: dict[str, str]
+    env: dict[str, str]
+    command: list[str] = []
+    address: str = ""
+    ports: list[int] = []
+
+
+class PortsAnswer(BaseModel):
+    """Ports of a host that are free."""
+
+    ports: list[int]
 
 
 @final
@@ -73,76 +131,59 @@ class Lines:
         return [line.decode(errors="replace") for line in lines]
 
 
-def _say(message: Message) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
+def _say(message: BaseModel) -> None:
+    sys.stdout.write(message.model_dump_json() + "\n")
     sys.stdout.flush()
 
 
-def _order(lines: Lines) -> tuple[Message, list[str]]:
+def _order(lines: Lines) -> tuple[str, list[str]]:
     """The first line, and those that came with it; raises ConnectionError if none comes."""
     while select.select([lines], [], [], SILENCE_S)[0] and (said := lines.read()) is not None:
         if said:
-            return json.loads(said[0]), said[1:]
+            return said[0], said[1:]
     raise ConnectionError("no order came")
 
 
-def facts() -> Message:
-    """What this host has, and what jobs hold of it."""
-    return {
-        "version": __version__,
-        "address": (os.environ.get("SSH_CONNECTION", "").split() or [""] * 3)[2],
-        "host": probe_host(Path.home()).model_dump(mode="json"),
-        "claims": claims(),
-    }
-
-
-def claims() -> list[Message]:
-    """Claims in the ledger of this host."""
-    return [{"uid": claim.uid, "share": claim.share.model_dump()} for claim in machine_ledger().claims()]
+def facts(host: HostFacts | None = None) -> Facts:
+    """What this host has, and what jobs hold of it; `host` is what is known of it already."""
+    claims = [HeldShare(uid=claim.uid, share=claim.share) for claim in machine_ledger().claims()]
+    address = (os.environ.get("SSH_CONNECTION", "").split() or [""] * 3)[2]
+    return Facts(version=__version__, address=address, host=host or probe_host(Path.home()), claims=claims)
 
 
 def watch(lines: Lines) -> None:
-    """Say what this host has as soon as it changes, and that it is alive, while somebody listens."""
-    said: Message = {}
-    looks, silent = 0, 0.0
-    while silent < SILENCE_S:
-        now = facts() if looks % int(_FACTS_S / _LOOK_S) == 0 else said | {"claims": claims()}
-        _say(now if now != said else {})
-        said, looks = now, looks + 1
-        silent += _LOOK_S
+    """Say every second what this host has, while the other side gives signs of life."""
+    said, looks, silent_s = facts(), 0, 0.0
+    while silent_s < SILENCE_S:
+        _say(said)
+        looks, silent_s = looks + 1, silent_s + _LOOK_S
         if select.select([lines], [], [], _LOOK_S)[0]:
-            silent = 0.0
+            silent_s = 0.0
             if lines.read() is None:
                 return
+        said = facts(said.host if looks % _FACTS_LOOKS else None)
 
 
 def keep(lines: Lines) -> None:
     """Hold a share of this host until the other side ends or is silent; then nothing of the job is left here."""
-    order, _ = _order(lines)
-    if (refusal := _unseen(order)) is not None:
-        _say({"seen": refusal})
+    order = KeepOrder.model_validate_json(_order(lines)[0])
+    created_at = 0.0
+    with contextlib.suppress(TrainworksError, OSError):
+        created_at = RunDir(Path(order.run_dir)).read_resolved().created_at
+    if created_at != order.created_at:
+        _say(KeepAnswer(refused=f"it does not see the run directory `{order.run_dir}`"))
         return
-    marks: dict[str, str] = order["marks"]
-    process.sweep({name: value for name, value in marks.items() if name != TURN})  # of a turn whose end was not seen
-    claim = machine_ledger().claim(_choice(Share.model_validate(order["share"])))
-    if claim is None:
-        _say({"refused": "other jobs hold it"})
+    of_any_turn = {name: value for name, value in order.marks.items() if name != TURN}
+    process.sweep(of_any_turn)  # also of one whose end was not seen
+    claim = machine_ledger().claim(_choice(order.share))
+    if claim is None:  # other jobs hold it
+        _say(KeepAnswer())
         return
     with closing_handle(claim):
-        pid, started_at = process.identity()
-        _say({"keeper": [pid, started_at]})
+        _say(KeepAnswer(keeper=process.identity()))
         while select.select([lines], [], [], SILENCE_S)[0] and lines.read() is not None:
             pass
-        process.sweep(marks)
-
-
-def _unseen(order: Message) -> str | None:
-    """Why this host cannot run the job of a run directory."""
-    run_dir = RunDir(Path(order["run_dir"]))
-    with contextlib.suppress(TrainworksError, OSError):
-        if run_dir.read_resolved().created_at == order["created_at"]:
-            return None
-    return f"it does not see the run directory `{run_dir.path}`"
+        process.sweep(order.marks)
 
 
 def _choice(share: Share) -> Callable[[Sequence[Claim]], Share | None]:
@@ -163,20 +204,23 @@ def run(lines: Lines) -> int:
     Returns:
         The exit code of this process; that of the command is the last line.
     """
-    order, said = _order(lines)
-    keeper, started_at = order["keeper"]
-    pid, marks = os.getpid(), order["marks"] | {_SESSION: f"{os.getpid()}"}
-    if not process.is_running(keeper, started_at):
+    text, said = _order(lines)
+    order = RunOrder.model_validate_json(text)
+    if not process.is_running(*order.keeper):
         return _LOST
-    if "ports" in order:
-        _say({"ports": _free_ports(order["address"], order["ports"])})
+    if order.ports:
+        _say(PortsAnswer(ports=free_ports(order.address, order.ports)))
         sys.stdout.write(f"{ENDED}0\n")
         return 0
-    take_environment(RunDir(Path(order["run_dir"])), order["env"] | marks)
-    forking.leave_behind(lambda: _wait_and_sweep(pid, marks))
+    marks = order.marks | {_SESSION: f"{os.getpid()}"}
+    take_environment(RunDir(Path(order.run_dir)), order.env | marks)
+    forking.leave_sweeper(marks)
     process.adopt_orphans()
-    agent = process.spawn(order["command"], log=None)
-    with closing_handle(os.pidfd_open(agent.pid)) as ended, closing_handle(os.pidfd_open(keeper)) as keeper_ended:
+    agent = process.spawn(order.command, log=None)
+    with (
+        closing_handle(os.pidfd_open(agent.pid)) as ended,
+        closing_handle(os.pidfd_open(order.keeper[0])) as keeper_ended,
+    ):
         while (code := agent.exit_code()) is None:
             for number in filter(None, said):
                 agent.signal_group(signal.Signals(int(number)))
@@ -189,16 +233,6 @@ def run(lines: Lines) -> int:
             said = heard
     sys.stdout.write(f"\n{ENDED}{code}\n")
     return 0
-
-
-def _wait_and_sweep(pid: int, marks: Mapping[str, str]) -> None:
-    process.wait_for_end(pid)
-    process.sweep(marks)
-
-
-def _free_ports(address: str, wanted: Sequence[int]) -> list[int]:
-    with contextlib.ExitStack() as listeners:
-        return [listeners.enter_context(listen(port, address)).getsockname()[1] for port in wanted]
 
 
 def main(what: str) -> int:

@@ -8,131 +8,207 @@ jobs.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import select
 import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, final
 
-from trainworks import __version__
-from trainworks.agent.allocation import unhealthy_nodes
+from pydantic import BaseModel
+
+from trainworks.agent.allocation import Allocation, unhealthy_nodes
+from trainworks.agent.launch import run_mark, take_environment
+from trainworks.agent.node_agents import OwnProcesses, nodes_of
+from trainworks.agent.supervisor import Supervisor
+from trainworks.agent.turn import ClusterTurn
 from trainworks.backends.local.dispatcher import Dispatcher
 from trainworks.backends.local.dispatcher_process import serve_queue
 from trainworks.backends.local.launcher import Launcher
 from trainworks.backends.local.machine import LocalNode
 from trainworks.backends.local.quotas import QueuePolicy
 from trainworks.backends.ssh import link
-from trainworks.backends.ssh.node import BEAT_S, Lines
-from trainworks.backends.ssh.turn import HostShare, TurnOrder, orders_text, supervise_on_hosts
+from trainworks.backends.ssh.hosts import OPTIONS, HostFact, HostWatch
+from trainworks.backends.ssh.node import HOST, NODES, TURN, KeepAnswer, KeepOrder, Lines, PortsAnswer, RunOrder
 from trainworks.backends.store_place import store_url
 from trainworks.config.engines import Ssh
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
-from trainworks.host.clock import Clock
-from trainworks.host.forking import Order
+from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.jobs.job_row import JobRow, Placement
-from trainworks.jobs.state import JobState
+from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.environment import HostFacts
+from trainworks.record.events.log import read_events
+from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import RunStatus
+from trainworks.record.status import End, RunStatus
+from trainworks.recover.restarts import earlier_turns
 
-OPTIONS = "cluster.json"
-"""File beside the store with the options of its hosts."""
-_SILENCE_S = 10.0
-_RETRY_S, _LONGEST_RETRY_S = 2.0, 60.0
-"""Times between two tries to reach a host; each is twice as long as the one before."""
+_RETRY_S = 2.0
 _CLAIMS_WITHIN_S = 30.0
-_UNKNOWN_CORES, _UNKNOWN_DEVICES, _UNKNOWN_BYTES = 4096, 64, 1 << 50
-"""What a host is taken to have that was never reached: it takes no jobs, and a job that waits for it can still fit."""
 
 
-@final
-class HostFact:
-    """What a host has said of itself, and why it takes no jobs now."""
+class HostShare(BaseModel):
+    """A host of a job, and the share of it that the job holds."""
 
-    def __init__(self, name: str, said: Mapping[str, Any] | None, reason: str | None = None) -> None:
-        self.name = name
-        self.reason = reason
-        self.facts = HostFacts.model_validate(said["host"]) if said else None
-        self.address = str(said["address"]) if said else ""
-        claims = said["claims"] if said else ()
-        self.claims = [Claim(int(one["uid"]), Share.model_validate(one["share"])) for one in claims]
-        if said and said["version"] != __version__:
-            self.reason = f"it has Trainworks {said['version']}, and this machine {__version__}"
+    name: str
+    address: str
+    facts: HostFacts
+    cores: float
+    devices: tuple[int, ...]
+    keeper: tuple[int, float]
+    """The process there that holds the share; its end is that of everything which the job started on the host."""
 
     @property
-    def node(self) -> LocalNode:
-        """The host as a dispatcher sees it."""
-        host = self.facts
-        return LocalNode(
-            name=self.name,
-            cores=host.num_cores if host else _UNKNOWN_CORES,
-            devices=tuple(one.index for one in host.accelerators) if host else tuple(range(_UNKNOWN_DEVICES)),
-            accelerator=host.accelerators[0].name if host and host.accelerators else None,
-            memory_bytes=host.memory_bytes if host else _UNKNOWN_BYTES,
-            down=self.reason,
-        )
+    def usable_cores(self) -> int:
+        """Cores for the threads of the ranks: the part of the host that goes with its accelerators, if that is more."""
+        of_devices = self.facts.num_cores * len(self.devices) // max(1, len(self.facts.accelerators))
+        return max(1, int(self.cores), of_devices)
 
-    def held(self, claims: Iterable[Claim]) -> list[Placement]:
-        """What claims hold of it; empty if that is nothing."""
-        shares = [claim.share for claim in claims]
-        taken = {device for share in shares for device in share.devices}
-        own = tuple(device for device in self.node.devices if device in taken)
-        cores = min(self.node.cores, sum(share.cores for share in shares))
-        return [Placement(self.name, cores, own)] if cores or own else []
+
+class TurnOrder(BaseModel):
+    """What the dispatcher says to a supervisor of its turn."""
+
+    run_dir: str
+    job: str
+    turn: str
+    """Name of the turn, which marks its processes on all hosts."""
+    hosts: tuple[HostShare, ...]
+
+    def marks(self, host: str) -> dict[str, str]:
+        """Variables of all processes of this turn on a host."""
+        return run_mark(RunDir(Path(self.run_dir))) | {TURN: self.turn, HOST: host}
+
+    @property
+    def share(self) -> tuple[int, int, int]:
+        """Number of nodes, and what each of them has at least: cores and accelerators."""
+        devices = min(len(host.devices) for host in self.hosts)
+        return len(self.hosts), min(host.usable_cores for host in self.hosts), devices
 
 
 @final
-class HostWatch:
-    """Asks one host what it has, over a connection that it opens again after a loss; it never waits."""
+class SshHosts(OwnProcesses):
+    """Hosts of a job; a process of this machine stands for each command there, and ends as it does."""
 
-    def __init__(self, options: Ssh, host: str, errors: Path) -> None:
+    are_here = False
+    can_be_replaced = True
+
+    def __init__(self, order: TurnOrder, options: Ssh) -> None:
+        self.addresses: Sequence[str] = [host.address for host in order.hosts]
+        self._order = order
         self._options = options
-        self._errors = errors
-        self._session: link.Session | None = None
-        self._heard_at = self._beat_at = self._next = 0.0
-        self._pause_s = _RETRY_S
-        self.said: Mapping[str, Any] | None = None
-        self.host = host
-        self.reason: str | None = "it was not reached yet"
-        self.is_known = False
-        """Whether the host has said what it has, or was found not to answer."""
 
-    def look(self, now: float) -> None:
-        """Take what the host has said since the last look."""
-        if self._session is None:
-            if now < self._next:
-                return
-            self._errors.unlink(missing_ok=True)
-            command = link.on_host(self._options, self.host, "watch")
-            self._session, self._heard_at = link.Session(self.host, command, errors=self._errors), now
-        if now - self._beat_at >= BEAT_S:
-            self._session.send()
-            self._beat_at = now
-        heard = self._session.read() if select.select([self._session], [], [], 0)[0] else []
-        if heard:
-            self._heard_at, self._pause_s, self.reason, self.is_known = now, _RETRY_S, None, True
-            for line in filter(None, heard):
-                self.said = {**(self.said or {}), **json.loads(line)}
-        elif heard is None or now - self._heard_at > _SILENCE_S:
-            self.lose(now)
+    def command(self, node: int, command: list[str]) -> list[str]:
+        """The link that runs a command on a host."""
+        program = (self._options.python if command[0] == sys.executable else None) or command[0]
+        return self._link(node, command=[program, *command[1:]])
 
-    def lose(self, now: float) -> None:
-        """Give the connection up; the next one opens after a pause."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-        said = self._errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-        self.is_known = True
-        self.reason = f"it does not answer{f': {said[0].strip()}' if said else ''}"
-        self._next, self._pause_s = now + self._pause_s, min(_LONGEST_RETRY_S, 2 * self._pause_s)
+    def _link(self, node: int, **what: Any) -> list[str]:
+        host = self._order.hosts[node]
+        env = {NODES: json.dumps(self._order.share)}
+        if host.devices:
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.devices))
+        marks = self._order.marks(host.name)
+        message = RunOrder(
+            run_dir=self._order.run_dir, env=env, keeper=host.keeper, marks=marks, **what
+        ).model_dump_json()
+        order = link.Order(host.name, link.on_host(self._options, host.name, "run"), message)
+        return process.python_module(link.__name__, "run", orders_text([order]))
+
+    def free_ports(self, wanted: Sequence[int]) -> list[int]:
+        """Ask the first host."""
+        answer = process.run(self._link(0, address=self.addresses[0], ports=wanted))
+        if answer.exit_code != 0:
+            said = answer.stderr.strip().splitlines()[-1:] or ["it gave no reason"]
+            hint = "give an address of the host in `cluster.ssh.addresses`, or another `cluster.rendezvous_port`"
+            raise EnvironmentProblem(f"{self._order.hosts[0].name} has no port for the ranks: {said[0]}", hint=hint)
+        return PortsAnswer.model_validate_json(answer.stdout).ports
+
+
+def orders_text(orders: Sequence[link.Order]) -> str:
+    """Orders for the program of `link`."""
+    return json.dumps([list(asdict(order).values()) for order in orders])
+
+
+@final
+class SshTurn(ClusterTurn):
+    """One turn of a job; `control` is the open file that holds the shares of its hosts."""
+
+    engine = "ssh"
+    exit_code_if_held = ExitCode.ENVIRONMENT
+
+    def __init__(self, order: TurnOrder, control: int) -> None:
+        super().__init__(RunDir(Path(order.run_dir)), SystemClock())
+        self._order = order
+        self._control = control
+
+    def run(self, lock: int) -> int:
+        """Run the job under the lock of its run, to its end or to its next turn."""
+        return self._supervised(lock, is_next=earlier_turns(read_events(self.run_dir.events_file)) > 0)
+
+    def last_end(self, last: RunStatus) -> End | None:
+        """The dispatcher has judged the turn before this one."""
+        return None
+
+    def supervisor(self, lock: int) -> Supervisor:
+        """Build the supervisor for the hosts; its agents hold the shares open, too."""
+        num_nodes, cores, accelerators = self._order.share
+        got = Allocation(
+            job=self._order.job,
+            nodes=tuple(host.name for host in self._order.hosts),
+            addresses=tuple(host.address for host in self._order.hosts),
+            cores_per_node=cores,
+            accelerators_per_node=accelerators,
+        )
+        hosts = SshHosts(self._order, self.run_dir.read_resolved().run_file.cluster.ssh)
+        resolved = self.begin(got, partial(hosts.command, 0), host=self._order.hosts[0].facts)
+        resolved = resolved.on_nodes(num_nodes) if resolved.is_workload else resolved
+        nodes = nodes_of(self.run_dir, resolved, (lock, self._control), hosts)
+        return Supervisor(self.run_dir, resolved, nodes, self.clock, hosts)
+
+    def taken(self) -> End | None:
+        """The dispatcher knows why it asked for the end."""
+        return None
+
+    def next_end(self, end: End) -> End | None:
+        """Also on other hosts after some that failed their check, while enough of them are left."""
+        if end.cause != Cause.NODE_UNHEALTHY:
+            return super().next_end(end)
+        run_file = self.run_dir.read_resolved().run_file
+        unfit = {*unhealthy_nodes(read_events(self.run_dir.events_file)), *run_file.job.exclude}
+        fewest = run_file.job.min_nodes or run_file.nodes
+        if sum(host not in unfit for host in run_file.cluster.ssh.hosts) < fewest:
+            return None
+        return End(JobState.QUEUED, end.cause, f"{end.message}; the job waits for other hosts")
+
+    def requeue(self, end: End) -> int:
+        """The status says it to the dispatcher."""
+        return 0
+
+    def finish(self, end: End) -> int:
+        """The status says it to the dispatcher."""
+        return 0 if end.state == JobState.SUCCEEDED else 1
+
+    def _hear(self, number: int) -> None:
+        self.heard.append(number)
+
+
+def supervise_on_hosts(text: str, handles: Sequence[int]) -> int:
+    """Supervise a job with the environment that it was submitted with; `text` is its `TurnOrder`."""
+    order = TurnOrder.model_validate_json(text)
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # that of this machine
+    take_environment(RunDir(Path(order.run_dir)), {})
+    process.adopt_orphans()
+    lock, control = handles
+    return SshTurn(order, control).run(lock)
 
 
 @final
@@ -140,7 +216,7 @@ class SshLauncher(Launcher):
     """Starts supervisors of jobs whose shares of their hosts are held over connections to these."""
 
     def __init__(self, clock: Clock, own_fds: Iterable[int], watches: Mapping[str, HostWatch], options: Ssh) -> None:
-        super().__init__(clock, own_fds)
+        super().__init__(clock, own_fds, begin=lambda: supervise_on_hosts)
         self._watches = watches
         self._options = options
         self._orders: dict[int, TurnOrder] = {}
@@ -160,6 +236,13 @@ class SshLauncher(Launcher):
         """The same for each host."""
         return {host.name: self._foreign_claims(host.claims) for host in self.facts()}
 
+    def held(
+        self, elsewhere: Iterable[Claim], machine: Sequence[LocalNode], taken: Sequence[Placement]
+    ) -> list[Placement]:
+        """What claims in the ledger of each host take of it."""
+        foreign = self.foreign()
+        return [held for host in self.facts() for held in host.held(foreign[host.name])]
+
     def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
         """Hold the job's share of every host; False if one does not answer, or others hold a part of it by now."""
         if self._clock.now() < self._not_before.get(job.id, 0.0):
@@ -172,14 +255,10 @@ class SshLauncher(Launcher):
             share = Share(
                 run=job.run_id, key=claim_key(job.run_dir), cores=one.cores, devices=one.devices, team=job.team
             )
-            message = {
-                "run_dir": order.run_dir,
-                "created_at": created_at,
-                "marks": order.marks(one.node),
-                "share": share.model_dump(),
-            }
+            marks = order.marks(one.node)
+            message = KeepOrder(run_dir=order.run_dir, created_at=created_at, marks=marks, share=share)
             command = link.on_host(self._options, one.node, "keep")
-            orders.append(link.Order(one.node, command, message))
+            orders.append(link.Order(one.node, command, message.model_dump_json()))
         here, there = socket.socketpair()
         with there:
             words = process.python_module(link.__name__, "keep", orders_text(orders))
@@ -205,23 +284,23 @@ class SshLauncher(Launcher):
         self._ours.add(claim_key(job.run_dir))
         return True
 
-    def _keepers(self, job: JobRow, control: socket.socket, hosts: Sequence[str]) -> dict[str, Any] | None:
+    def _keepers(
+        self, job: JobRow, control: socket.socket, hosts: Sequence[str]
+    ) -> dict[str, tuple[int, float]] | None:
         """The processes that hold the shares; None if one of them does not hold it, or does not say so in time."""
-        lines, found = Lines(control.fileno()), dict[str, Any]()
+        lines, found = Lines(control.fileno()), dict[str, tuple[int, float]]()
         deadline = self._clock.now() + _CLAIMS_WITHIN_S
         while len(found) < len(hosts):
             ready = select.select([lines], [], [], max(0.0, deadline - self._clock.now()))[0]
             heard = lines.read() if ready else None
-            for answer in map(json.loads, heard or []):
-                if "keeper" in answer:
-                    found[answer["host"]] = answer["keeper"]
+            for answer in map(KeepAnswer.model_validate_json, heard or []):
+                if answer.keeper is not None:
+                    found[answer.host] = answer.keeper
                     continue
-                if "seen" in answer:
-                    why = f"`{answer['host']}` cannot run the job: {answer['seen']}"
+                if answer.refused is not None:
+                    why = f"`{answer.host}` cannot run the job: {answer.refused}"
                     hint = "let all hosts see the folder of the runs under one path: with NFS, or sshfs"
                     self._problems[job.id] = EnvironmentProblem(why, hint=hint)
-                elif "lost" in answer:
-                    self._watches[answer["host"]].lose(self._clock.now())
                 return None
             if heard is None:
                 for host in set(hosts) - found.keys():
@@ -232,14 +311,12 @@ class SshLauncher(Launcher):
     def _resolved(self, job: JobRow, run_dir: RunDir) -> ResolvedRun:
         return run_dir.read_resolved()  # the turn puts its nodes into it, and an edit its values
 
-    def _order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
+    def order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
+        """The turn, whose hosts hold their shares already."""
         if (problem := self._problems.pop(job.id, None)) is not None:
             raise problem
         run_dir.write_status(RunStatus(state=JobState.CREATED, updated_at=self._clock.now()))
         return self._orders.pop(job.id).model_dump_json()
-
-    def _begin(self) -> Order:
-        return supervise_on_hosts
 
 
 @final
@@ -249,7 +326,9 @@ class SshDispatcher(Dispatcher):
     def __init__(self, store: JobStore, launcher: SshLauncher, watches: Iterable[HostWatch], clock: Clock) -> None:
         self._there = launcher
         self._watches = list(watches)
-        super().__init__(store, [host.node for host in launcher.facts()], launcher, clock, engine="ssh")
+        super().__init__(
+            store, [host.node for host in launcher.facts()], launcher, clock, engine="ssh", policy=QueuePolicy
+        )
 
     def look(self) -> None:
         """Hear the hosts first."""
@@ -258,13 +337,6 @@ class SshDispatcher(Dispatcher):
         self._machine = [host.node for host in self._there.facts()]
         if all(watch.is_known for watch in self._watches):  # else a job would start on fewer hosts than it can have
             super().look()
-
-    def _policy(self) -> QueuePolicy:
-        return QueuePolicy()  # limits are for the machine that has them
-
-    def _held(self, elsewhere: frozenset[Claim]) -> list[Placement]:
-        foreign = self._there.foreign()
-        return [held for host in self._there.facts() for held in host.held(foreign[host.name])]
 
     def _conclude(self, job: JobRow) -> None:
         """Let a job that waits again do without hosts that failed its check, and a workload with the plan for fewer."""
