@@ -75,7 +75,8 @@ class SshSite:
         daemon = self._daemons[name]
         below = psutil.Process(daemon.pid).children(recursive=True) if daemon.poll() is None else []
         ledger = {"TRAINWORKS_LEDGER": str(self.folder / name / "ledger")}
-        return list({*below, *process.processes_with(ledger), *process.processes_with({HOST: name})})
+        jobs = {HOST: name, "TRAINWORKS_DATA": os.environ["TRAINWORKS_DATA"]}  # of this test
+        return list({*below, *process.processes_with(ledger), *process.processes_with(jobs)})
 
     def kill(self, name: str) -> None:
         """Turn a host off: everything there is gone."""

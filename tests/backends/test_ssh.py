@@ -93,16 +93,26 @@ def test_a_killed_supervisor_leaves_nothing_on_any_host(hosts: Callable[..., Ssh
 
 
 @NEEDS_SSHD
-def test_what_a_killed_agent_leaves_is_ended_and_it_starts_again_in_place(hosts: Callable[..., SshBed]) -> None:
+@pytest.mark.parametrize(
+    ("program", "attempts"), [("trainworks.agent.command_agent", 1), ("trainworks.backends.ssh.node", 2)]
+)
+def test_what_a_killed_program_of_ours_leaves_on_a_host_is_ended_and_the_job_starts_again(
+    hosts: Callable[..., SshBed], program: str, attempts: int
+) -> None:
     bed = hosts()
     job = bed.start(DETACHED, restarts=1)
     there = on_host(job, "box2")
+    killed = 0
     for one in bed.site.processes("box2"):
         with suppress(psutil.NoSuchProcess):
-            if one.cmdline()[-2:] == ["trainworks.backends.ssh.node", "run"]:
+            words = one.cmdline()
+            if program in words and words[-1] not in ("watch", "keep"):
                 one.kill()
+                killed += 1
+    assert killed
     is_gone(there)
     assert job.end().state is JobState.SUCCEEDED
+    assert len(bed.store.attempts(job.row.id)) == attempts
 
 
 @NEEDS_SSHD

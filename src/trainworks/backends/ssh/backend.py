@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Self, final
 
+from pydantic import ValidationError
+
 from trainworks.backends.backend import AllocatedNodes, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import check_node, entering
 from trainworks.backends.local.backend import DispatchedBackend, kept_store, node_status
@@ -18,7 +20,7 @@ from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import obeyed_drains
 from trainworks.backends.ssh import link
 from trainworks.backends.ssh.hosts import OPTIONS, HostFact
-from trainworks.backends.ssh.node import NODES, Facts
+from trainworks.backends.ssh.node import NODES, HostAnswer
 from trainworks.backends.store_place import store_folder
 from trainworks.config.engines import Ssh
 from trainworks.errors import EnvironmentProblem, InfeasibleError, UnreachableError, UsageError
@@ -221,9 +223,11 @@ class SshBackend(DispatchedBackend):
         drained = obeyed_drains(self._store)
         found = []
         for host in hosts:
+            if host.reason:
+                found.append(NodeStatus(name=host.name, state="down", reason=host.reason))
+                continue
             others = [claim for claim in host.claims if (claim.uid, claim.share.key) not in ours]
-            status = node_status(host.node, running, others, host.held(others), drained.get(host.name))
-            found.append(replace(status, state="down", reason=host.reason) if host.reason else status)
+            found.append(node_status(host.node, running, others, host.held(others), drained.get(host.name)))
         return sorted(found, key=lambda status: status.name)
 
     def _ask(self, host: str) -> HostFact:
@@ -233,4 +237,7 @@ class SshBackend(DispatchedBackend):
             return HostFact(host, None, silent.message)
         if said.exit_code != 0:
             return HostFact(host, None, (said.stderr.strip().splitlines() or ["it does not answer"])[-1].strip())
-        return HostFact(host, Facts.model_validate_json(said.stdout))
+        try:
+            return HostFact(host, HostAnswer.model_validate_json(said.stdout.strip().splitlines()[-1]))
+        except (ValidationError, IndexError):
+            return HostFact(host, None, "it has another version of Trainworks")

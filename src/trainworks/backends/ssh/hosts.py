@@ -7,17 +7,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import final
 
+from pydantic import ValidationError
+
 from trainworks import __version__
 from trainworks.backends.local.machine import LocalNode
 from trainworks.backends.ssh import link
-from trainworks.backends.ssh.node import BEAT_S, Facts
+from trainworks.backends.ssh.node import BEAT_S, HostAnswer
 from trainworks.config.engines import Ssh
 from trainworks.host.ledger import Claim
 from trainworks.jobs.job_row import Placement
 
 OPTIONS = "cluster.json"
 """File beside the store with the options of its hosts."""
-_SILENCE_S = 10.0
+_SILENCE_S, _FIRST_S = 10.0, 30.0
+"""Silence after which a host counts as down; the first word takes the start of Python on a busy host."""
 _RETRY_S, _LONGEST_RETRY_S = 2.0, 60.0
 """Times between two tries to reach a host; each is twice as long as the one before."""
 _UNKNOWN_CORES, _UNKNOWN_DEVICES, _UNKNOWN_BYTES = 4096, 64, 1 << 50
@@ -28,7 +31,7 @@ _UNKNOWN_CORES, _UNKNOWN_DEVICES, _UNKNOWN_BYTES = 4096, 64, 1 << 50
 class HostFact:
     """What a host has said of itself, and why it takes no jobs now."""
 
-    def __init__(self, name: str, said: Facts | None, reason: str | None = None) -> None:
+    def __init__(self, name: str, said: HostAnswer | None, reason: str | None = None) -> None:
         self.name = name
         self.reason = reason
         self.facts = said.host if said else None
@@ -68,8 +71,8 @@ class HostWatch:
         self._errors = errors
         self._session: link.HostSession | None = None
         self._heard_at = self._beat_at = self._next = 0.0
-        self._pause_s = _RETRY_S
-        self.said: Facts | None = None
+        self._pause_s, self._patience_s = _RETRY_S, _FIRST_S
+        self.said: HostAnswer | None = None
         self.host = host
         self.reason: str | None = "it was not reached yet"
         self.is_known = False
@@ -83,14 +86,20 @@ class HostWatch:
             self._errors.unlink(missing_ok=True)
             command = link.on_host(self._options, self.host, "watch")
             self._session, self._heard_at = link.HostSession(self.host, command, errors=self._errors), now
+            self._patience_s = _FIRST_S
         if now - self._beat_at >= BEAT_S:
             self._session.send()
             self._beat_at = now
         heard = self._session.read() if select.select([self._session], [], [], 0)[0] else []
-        if heard:
+        if said := [line for line in heard or () if line.startswith("{")]:  # a shell may greet
             self._heard_at, self._pause_s, self.reason, self.is_known = now, _RETRY_S, None, True
-            self.said = Facts.model_validate_json(heard[-1])
-        elif heard is None or now - self._heard_at > _SILENCE_S:
+            try:
+                self.said = HostAnswer.model_validate_json(said[-1])
+            except ValidationError:
+                self.lose(now)
+                self.reason = "it has another version of Trainworks"
+            self._patience_s = _SILENCE_S
+        elif heard is None or now - self._heard_at > self._patience_s:
             self.lose(now)
 
     def lose(self, now: float) -> None:

@@ -95,7 +95,7 @@ class HostSession:
         self._lines = Lines(self._here.fileno())
 
     def fileno(self) -> int:
-        """For `select`."""
+        """The open file, for `select`."""
         return self._here.fileno()
 
     def read(self) -> list[str] | None:
@@ -129,7 +129,7 @@ def keep(orders: Sequence[Order]) -> int:
         is_held = control not in ready or control.read() is not None
         for session in list(sessions):
             heard = session.read() if session in ready else []
-            for line in filter(None, heard or []):
+            for line in (line for line in heard or [] if line.startswith("{")):  # a shell may greet
                 answer = KeepAnswer.model_validate_json(line).model_copy(update={"host": session.host})
                 is_held = is_held and _answer(answer)
             if heard is None:

@@ -43,6 +43,8 @@ _SESSION = "TRAINWORKS_SSH_SESSION"
 """Variables of all processes of one turn of a job, of one host, and of one command."""
 NODES = "TRAINWORKS_SSH_NODES"
 """Variable with the number of nodes of a job, and the cores and accelerators of each."""
+_WATCH_SILENCE_S = 60.0
+"""The same for `watch`, to which a dispatcher is silent while it waits for the keepers of a job."""
 _LOST = 255
 _LOOK_S = 1.0
 _FACTS_LOOKS = 30
@@ -56,22 +58,22 @@ class HeldShare(BaseModel):
     share: Share
 
 
-class Facts(BaseModel):
+class HostAnswer(BaseModel):
     """What a host has, and what jobs hold of it."""
 
     version: str
     address: str
-    """To which ssh has connected."""
+    """Address to which ssh has connected."""
     host: HostFacts
     claims: list[HeldShare]
 
 
 class KeepOrder(BaseModel):
-    """Which share of a host to hold, and for which run."""
+    """A share of a host to hold, and the run that it is for."""
 
     run_dir: str
     created_at: float
-    """Of the resolved run: a host that reads another one does not see the run directory."""
+    """Time of the resolved run: a host that reads another one does not see the run directory."""
     marks: dict[str, str]
     """Variables of all processes of the turn on this host."""
     share: Share
@@ -144,17 +146,17 @@ def _order(lines: Lines) -> tuple[str, list[str]]:
     raise ConnectionError("no order came")
 
 
-def facts(host: HostFacts | None = None) -> Facts:
+def facts(host: HostFacts | None = None) -> HostAnswer:
     """What this host has, and what jobs hold of it; `host` is what is known of it already."""
     claims = [HeldShare(uid=claim.uid, share=claim.share) for claim in machine_ledger().claims()]
     address = (os.environ.get("SSH_CONNECTION", "").split() or [""] * 3)[2]
-    return Facts(version=__version__, address=address, host=host or probe_host(Path.home()), claims=claims)
+    return HostAnswer(version=__version__, address=address, host=host or probe_host(Path.home()), claims=claims)
 
 
 def watch(lines: Lines) -> None:
     """Say every second what this host has, while the other side gives signs of life."""
     said, looks, silent_s = facts(), 0, 0.0
-    while silent_s < SILENCE_S:
+    while silent_s < _WATCH_SILENCE_S:
         _say(said)
         looks, silent_s = looks + 1, silent_s + _LOOK_S
         if select.select([lines], [], [], _LOOK_S)[0]:

@@ -130,7 +130,7 @@ class SshHosts(OwnProcesses):
             said = answer.stderr.strip().splitlines()[-1:] or ["it gave no reason"]
             hint = "give an address of the host in `cluster.ssh.addresses`, or another `cluster.rendezvous_port`"
             raise EnvironmentProblem(f"{self._order.hosts[0].name} has no port for the ranks: {said[0]}", hint=hint)
-        return PortsAnswer.model_validate_json(answer.stdout).ports
+        return PortsAnswer.model_validate_json(answer.stdout.strip().splitlines()[-1]).ports
 
 
 def orders_text(orders: Sequence[link.Order]) -> str:
@@ -247,10 +247,14 @@ class SshLauncher(Launcher):
         """Hold the job's share of every host; False if one does not answer, or others hold a part of it by now."""
         if self._clock.now() < self._not_before.get(job.id, 0.0):
             return False
-        run_dir, turn = self._run_dir(job), secrets.token_hex(8)
+        try:
+            run_dir = self._run_dir(job)
+            created_at = run_dir.read_resolved().created_at
+        except (TrainworksError, OSError):
+            return True  # its launch says what is wrong with the run directory
         facts = {host.name: (host.facts, host.address) for host in self.facts() if host.facts}
-        order = TurnOrder(run_dir=str(run_dir.path), job=str(job.id), turn=turn, hosts=())
-        created_at, orders = run_dir.read_resolved().created_at, []
+        order = TurnOrder(run_dir=str(run_dir.path), job=str(job.id), turn=secrets.token_hex(8), hosts=())
+        orders = []
         for one in placement:
             share = Share(
                 run=job.run_id, key=claim_key(job.run_dir), cores=one.cores, devices=one.devices, team=job.team
