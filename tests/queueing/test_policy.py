@@ -129,7 +129,7 @@ def test_a_job_that_names_its_accelerator_takes_no_other() -> None:
     assert started(decided(on, waiting(1, shape(1, accelerator="H100")))) == {1: ("b1",)}
 
 
-@pytest.mark.parametrize("out", [{"drained": "disk"}, {"alive": False}])
+@pytest.mark.parametrize("out", [{"drained": "disk"}, {"down": "no answer"}])
 def test_a_node_out_of_service_takes_no_job(out: dict[str, Any]) -> None:
     assert not decided(nodes(1, **out), waiting(1)).starts
 
