@@ -81,6 +81,7 @@ def test_a_closed_connection_ends_all_that_ran_there_and_the_job_starts_again(
 
 
 @NEEDS_SSHD
+@pytest.mark.lane("test-all")
 def test_a_killed_supervisor_leaves_nothing_on_any_host(hosts: Callable[..., SshBed]) -> None:
     bed = hosts()
     job = bed.start(DETACHED)
@@ -93,6 +94,7 @@ def test_a_killed_supervisor_leaves_nothing_on_any_host(hosts: Callable[..., Ssh
 
 
 @NEEDS_SSHD
+@pytest.mark.lane("test-all")
 @pytest.mark.parametrize(
     ("program", "attempts"), [("trainworks.agent.command_agent", 1), ("trainworks.backends.ssh.node", 2)]
 )
@@ -116,6 +118,7 @@ def test_what_a_killed_program_of_ours_leaves_on_a_host_is_ended_and_the_job_sta
 
 
 @NEEDS_SSHD
+@pytest.mark.lane("test-all")
 def test_a_job_goes_on_with_fewer_hosts_or_waits_for_the_lost_one(hosts: Callable[..., SshBed]) -> None:
     bed = hosts()
     fewer = bed.start("echo $WORLD_SIZE; " + THEN_ENDS, restarts=1, min_nodes=1)
@@ -130,8 +133,8 @@ def test_a_job_goes_on_with_fewer_hosts_or_waits_for_the_lost_one(hosts: Callabl
 
 
 @NEEDS_SSHD
+@pytest.mark.lane("test-all")
 @needs_root
-@pytest.mark.slow
 def test_a_cut_link_ends_the_job_on_both_sides_of_the_cut(hosts: Callable[..., SshBed]) -> None:
     space, outside, inside = f"tw{os.getpid()}", f"twa{os.getpid()}", f"twb{os.getpid()}"
 
@@ -159,6 +162,7 @@ def test_a_cut_link_ends_the_job_on_both_sides_of_the_cut(hosts: Callable[..., S
 
 
 @NEEDS_SSHD
+@pytest.mark.lane("test-all")
 def test_queues_of_other_hosts_share_the_ledger_of_a_host(hosts: Callable[..., SshBed]) -> None:
     bed = hosts()
     bed.resources = {"cpus": num_cores()}
@@ -174,6 +178,7 @@ def test_queues_of_other_hosts_share_the_ledger_of_a_host(hosts: Callable[..., S
 
 
 @NEEDS_SSHD
+@pytest.mark.lane("test-all")
 def test_a_host_that_fails_the_check_of_a_job_is_left_out_while_others_are_left(hosts: Callable[..., SshBed]) -> None:
     bed = hosts()
 
@@ -192,6 +197,7 @@ def test_a_host_that_fails_the_check_of_a_job_is_left_out_while_others_are_left(
 
 
 @NEEDS_SSHD
+@pytest.mark.lane("test-all")
 @needs_root
 def test_a_host_that_does_not_see_the_run_directory_is_named(hosts: Callable[..., SshBed]) -> None:
     bed = hosts(1)
