@@ -171,6 +171,8 @@ def _allow_plugin_blocks(schema: dict[str, Any]) -> None:
     for name, distribution in PUBLISHED.items():
         text = f"Options of the `{name}` backend, which `{distribution}` provides."
         schema["properties"][name] = {"type": "object", "description": text}
+    hosts = {"type": "array", "items": {"type": "string"}, "description": "Short for `ssh: {hosts: [...]}`."}
+    schema["properties"]["hosts"] = hosts
 
 
 class Cluster(Spec):
