@@ -10,6 +10,8 @@ ENTRY_POINTS = f"{__name__.partition('.')[0]}.backends"
 """Entry point group in which an installed distribution registers its backend under a name."""
 PUBLISHED = {"ray": "trainworks-ray"}
 """Known plugins: name of the backend, and the distribution that provides it."""
+HOSTS = {"type": "array", "items": {"type": "string"}, "description": "Short for `ssh: {hosts: [...]}`."}
+"""`cluster.hosts` in the JSON Schema of the run file."""
 
 
 def is_plugin(name: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from trainworks.config.autoscale import Autoscale
-from trainworks.config.backend_names import PUBLISHED, is_plugin
+from trainworks.config.backend_names import HOSTS, PUBLISHED, is_plugin
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, Ssh, cluster_from_text
@@ -171,8 +171,7 @@ def _allow_plugin_blocks(schema: dict[str, Any]) -> None:
     for name, distribution in PUBLISHED.items():
         text = f"Options of the `{name}` backend, which `{distribution}` provides."
         schema["properties"][name] = {"type": "object", "description": text}
-    hosts = {"type": "array", "items": {"type": "string"}, "description": "Short for `ssh: {hosts: [...]}`."}
-    schema["properties"]["hosts"] = hosts
+    schema["properties"]["hosts"] = HOSTS
 
 
 class Cluster(Spec):
