@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.fakes import job, processes, resolved_command
-from trainworks.agent.node_agents import TrainingNodes
+from trainworks.agent.node_agents import OwnProcesses, TrainingNodes
 from trainworks.config.run_file import RunFile
 from trainworks.host import process
 from trainworks.host.network import LOOPBACK, listen
@@ -20,11 +20,10 @@ ON_EFA = processes(2).model_copy(update={"device": "cuda", "nccl_environment": {
 ON_CPU = ON_EFA.model_copy(update={"device": "cpu"})
 
 
-class ElsewhereThatShowsItsEnvironment:
+class ElsewhereThatShowsItsEnvironment(OwnProcesses):
     """Nodes on another machine, on which an agent only writes its environment down."""
 
     are_here = False
-    can_be_replaced = False
 
     def __init__(self, file: Path) -> None:
         self.addresses: Sequence[str] = [LOOPBACK] * 2
@@ -33,13 +32,6 @@ class ElsewhereThatShowsItsEnvironment:
     def command(self, node: int, command: list[str]) -> list[str]:
         """A shell, in place of the agent."""
         return ["sh", "-c", f"env > {shlex.quote(str(self._file))}"]
-
-    def killed_by(self, exit_code: int) -> int | None:
-        """The shell is not killed."""
-        return None
-
-    def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
-        """Not asked for here."""
 
 
 def variables(file: Path) -> dict[str, str]:

@@ -19,10 +19,10 @@ from trainworks.agent.allocation import Allocation
 from trainworks.agent.launch import run_mark
 from trainworks.agent.log_echo import LogEcho
 from trainworks.agent.node_agents import NODE_LEAVES
-from trainworks.agent.remote_agent import FORWARDED_VARIABLES, Channel, RemoteHosts, accept, connect
+from trainworks.agent.remote_agent import Channel, RemoteHosts, accept, connect
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host.network import listen
-from trainworks.jobs.environment import agent_environment
+from trainworks.jobs.environment import FORWARDED_VARIABLES, agent_environment
 from trainworks.record.run_dir import RunDir
 
 

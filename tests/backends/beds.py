@@ -7,7 +7,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ import pytest
 
 from tests.backends.slurm_cluster import Cluster
 from tests.backends.small_backend import Site, SmallBackend, end_all
+from tests.backends.ssh_hosts import SshSite
 from tests.fakes import FakeClock, resolved_command
 from tests.kubernetes.cluster import KubernetesCluster
 from trainworks.agent.launch import run_mark
@@ -30,9 +31,11 @@ from trainworks.backends.local.wake import wake
 from trainworks.backends.remote import follow_all, hand_over, hand_over_again
 from trainworks.backends.slurm.backend import SlurmBackend
 from trainworks.backends.slurm.client import SlurmClient
+from trainworks.backends.ssh.backend import SshBackend
 from trainworks.backends.store_place import store_url
 from trainworks.backends.submission import check_waits
-from trainworks.config.engines import Slurm
+from trainworks.config.engines import Slurm, cluster_from_text
+from trainworks.config.run_file import Cluster as ClusterOfRun
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host import process
@@ -102,6 +105,8 @@ class Bed(abc.ABC):
     """What an attempt may say of its end by a lost node."""
     resources: ClassVar[dict[str, Any] | None] = None
     """That every job asks for, so that no two share a node."""
+    cluster: Mapping[str, Any] = {}
+    """More keys of `cluster` in the run file."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -143,7 +148,7 @@ class Bed(abc.ABC):
                 "resources": self.resources,
                 "job": {"grace": "8 s"} | wishes,
                 "recover": {"max_restarts": restarts},
-                "cluster": {"engine": self.word, "nodes": nodes, "processes_per_node": 1},
+                "cluster": {"engine": self.word, "nodes": nodes, "processes_per_node": 1, **self.cluster},
             }
         )
         run_dir = create_run_dir(self.folder / "runs", "t")
@@ -324,23 +329,26 @@ class LocalBed(Bed):
                 one.kill()
 
     def silence(self) -> None:
-        for one in self._processes():
-            if any("dispatcher.lock" in file for file in _open_files(one.pid)):
-                process.kill(one.pid)
+        kill_dispatchers()
 
     def answer(self) -> None:
         wake()
 
-    def _processes(self) -> list[psutil.Process]:
-        return [
-            one
-            for one in process.processes_with({"TRAINWORKS_DATA": os.environ["TRAINWORKS_DATA"]})
-            if one.pid != os.getpid()
-        ]
-
     def close(self) -> None:
-        for one in self._processes():
+        for one in processes_of_the_queue():
             process.kill(one.pid)  # one may end with another
+
+
+def processes_of_the_queue() -> list[psutil.Process]:
+    """The dispatchers of a test that has a data folder of its own, and all that they started."""
+    return process.processes_with({"TRAINWORKS_DATA": os.environ["TRAINWORKS_DATA"]})
+
+
+def kill_dispatchers() -> None:
+    """Their jobs go on."""
+    for one in processes_of_the_queue():
+        if any("dispatcher.lock" in file for file in _open_files(one.pid)):
+            process.kill(one.pid)
 
 
 def _open_files(pid: int) -> list[str]:
@@ -348,6 +356,41 @@ def _open_files(pid: int) -> list[str]:
         return [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
     except OSError:
         return []
+
+
+@final
+class SshBed(Bed):
+    """Four hosts with a real sshd each; their dispatcher is a process that can be killed."""
+
+    word = "ssh"
+    tells_of_silence = False
+
+    def __init__(self, folder: Path, count: int = 4, **site: str) -> None:
+        super().__init__(folder)
+        self.site = SshSite(folder / "site", count, **site)
+        self.cluster = {"hosts": self.site.names, "ssh": {"config": str(self.site.config)}}
+
+    @property
+    def backend(self) -> SshBackend:
+        return SshBackend.connect(ClusterOfRun.model_validate(cluster_from_text({"engine": "ssh", **self.cluster})))
+
+    def look(self) -> None:
+        """Jobs may be in queues of several lists of hosts."""
+        follow_all(self.store, self.clock)
+
+    def lose_a_node(self, job: Job) -> None:
+        self.site.kill(job.row.placement[1].node)
+
+    def silence(self) -> None:
+        kill_dispatchers()
+
+    def answer(self) -> None:
+        self.look()
+
+    def close(self) -> None:
+        for one in processes_of_the_queue():
+            process.kill(one.pid)
+        self.site.end()
 
 
 @final

@@ -1,5 +1,5 @@
-"""What every backend promises, shown on every backend: the smallest one, this machine, a real Slurm, and
-a real API server of Kubernetes with doubles behind it."""
+"""What every backend promises, shown on every backend: the smallest one, this machine, hosts with a real sshd, a real
+Slurm, and a real API server of Kubernetes with doubles behind it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.backends.beds import PATIENCE_S, Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, wait_until
+from tests.backends.beds import PATIENCE_S, Bed, Job, KubernetesBed, LocalBed, SlurmBed, SmallBed, SshBed, wait_until
+from tests.backends.ssh_hosts import NEEDS_SSHD
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
@@ -33,11 +34,11 @@ FOR_EVER_ONCE = f"test -e {ONCE} && exec echo up; touch {ONCE}; echo up; sleep 6
 
 def beds(*, at_night: Collection[str] = ()) -> list[Any]:
     """Every backend; those that run at night alone have the same law among their own tests of the same cluster."""
-    of_a_cluster = {"slurm": [pytest.mark.slurm], "kubernetes": [pytest.mark.kubernetes]}
+    of_a_cluster = {"ssh": [NEEDS_SSHD], "slurm": [pytest.mark.slurm], "kubernetes": [pytest.mark.kubernetes]}
     night = [pytest.mark.lane("nightly")]
     return [
         pytest.param(name, marks=[*of_a_cluster.get(name, []), *(night if name in at_night else [])])
-        for name in ("small", "local", "slurm", "kubernetes")
+        for name in ("small", "local", "ssh", "slurm", "kubernetes")
     ]
 
 
@@ -54,6 +55,9 @@ def bed(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
         monkeypatch.setenv("TRAINWORKS_NODES", "4")
         made = LocalBed(tmp_path)
+    elif request.param == "ssh":
+        monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path / "data"))
+        made = SshBed(tmp_path)
     elif request.param == "slurm":
         cluster = request.getfixturevalue("cluster")
         folder = cluster.folder / tmp_path.name

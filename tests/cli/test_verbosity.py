@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from trainworks.agent.launch import take_environment
-from trainworks.agent.remote_agent import FORWARDED_VARIABLES
 from trainworks.errors import UsageError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.ledger import MachineLedger
 from trainworks.jobs.database import VERSION, open_database
+from trainworks.jobs.environment import FORWARDED_VARIABLES
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
 from trainworks.masking import masked, masked_command

@@ -80,7 +80,7 @@ NODES = st.lists(
         st.sampled_from([0, 4, 8, 8]),
         rack=st.sampled_from(["a", "b", None]),
         drained=st.sampled_from([None, None, None, "disk"]),
-        alive=st.sampled_from([True, True, True, False]),
+        down=st.sampled_from([None, None, None, "no answer"]),
     ),
     min_size=1,
     max_size=5,

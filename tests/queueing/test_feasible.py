@@ -84,7 +84,7 @@ def test_a_gang_that_could_never_run_is_refused_with_what_would(
     assert refusal(of, *on) == (message, hint)
 
 
-@pytest.mark.parametrize("out", [{"drained": "disk"}, {"alive": False}])
+@pytest.mark.parametrize("out", [{"drained": "disk"}, {"down": "no answer"}])
 def test_nodes_out_of_service_come_back(out: dict[str, Any]) -> None:
     check_feasible(shape(count=2), nodes(2, **out))
 

@@ -129,7 +129,7 @@ def test_a_job_that_names_its_accelerator_takes_no_other() -> None:
     assert started(decided(on, waiting(1, shape(1, accelerator="H100")))) == {1: ("b1",)}
 
 
-@pytest.mark.parametrize("out", [{"drained": "disk"}, {"alive": False}])
+@pytest.mark.parametrize("out", [{"drained": "disk"}, {"down": "no answer"}])
 def test_a_node_out_of_service_takes_no_job(out: dict[str, Any]) -> None:
     assert not decided(nodes(1, **out), waiting(1)).starts
 
@@ -199,22 +199,23 @@ def test_nobody_waits_behind_a_job_that_stands_aside(aside: dict[str, Any]) -> N
 
 
 def test_a_job_that_waits_for_nodes_in_service_says_which() -> None:
-    on = [node("n1"), node("n2", drained="disk"), node("n3", alive=False), node("n4")]
+    on = [node("n1"), node("n2", drained="disk"), node("n3", down="no answer"), node("n4")]
     wait = waits(decided(on, waiting(1, shape(count=2, exclude=frozenset({"n4"})))), 1)
     assert (wait.reason, wait.starts_at) == (Reason.NODES_UNAVAILABLE, None)
     assert wait.detail == (
         "needs 8 accelerators on each of 2 nodes; 1 node has that and can be taken: "
-        "n2 is drained (disk), n3 is down and n4 is excluded"
+        "n2 is drained (disk), n3 is down (no answer) and n4 is excluded"
     )
 
 
 def test_of_many_nodes_out_of_service_three_are_named() -> None:
-    wait = waits(decided(nodes(9, alive=False), waiting(1)), 1)
-    assert wait.detail.endswith("no node has that and can be taken: n1 is down, n2 is down, n3 is down and 6 more")
+    wait = waits(decided(nodes(9, down="no answer"), waiting(1)), 1)
+    named = ", ".join(f"n{number} is down (no answer)" for number in (1, 2, 3))
+    assert wait.detail.endswith(f"no node has that and can be taken: {named} and 6 more")
 
 
 def test_nobody_waits_behind_a_job_for_which_no_node_is_in_service() -> None:
-    on = [node("n1"), node("n2", alive=False)]
+    on = [node("n1"), node("n2", down="no answer")]
     assert started(decided(on, waiting(1, shape(count=2)), waiting(2))) == {2: ("n1",)}
 
 

@@ -68,7 +68,7 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
 
 def fit(one: NodeInfo) -> NodeInfo:
     """The node in service, as it was when the running jobs started."""
-    return replace(one, drained=None, alive=True)
+    return replace(one, drained=None, down=None)
 
 
 def left(state: Snapshot, decision: Decision, gone: frozenset[int] = frozenset()) -> dict[str, list[float]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
-from trainworks.record.events.log import read_events
+from trainworks.record.events.log import Event, read_events
 from trainworks.record.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
     """
     planned, num_nodes, accelerators_per_node = resolved.processes, len(got.nodes), got.accelerators_per_node
     if resolved.run_file.workload is not None:
-        if num_nodes != planned.nodes:
+        if num_nodes != planned.nodes and resolved.fewer_nodes(num_nodes) is None:
             message = f"the run is planned for {planned.nodes} nodes, and {engine} gave it {num_nodes}"
             raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
         return planned
@@ -91,3 +91,25 @@ def signs_of_life(run_dir: RunDir) -> float:
     """Time of the last status or event of a run: the end of an allocation whose supervisor was killed."""
     events = read_events(run_dir.events_file)
     return max([run_dir.read_status().updated_at, *(float(event["t"]) for event in events[-1:])])
+
+
+def unhealthy_nodes(events: Sequence[Event]) -> list[str]:
+    """Names of the nodes that failed the check of a job, or that their cloud took back, since a user submitted it.
+
+    One for each time.
+    """
+    found: list[str] = []
+    names: Sequence[str] = ()
+    places: Sequence[int] = ()
+    for event in events:
+        if event["kind"] == "submitted":
+            names = event.get("hosts", ())
+            places = range(len(names))
+            found = found if event.get("restarts") else []
+        elif event["kind"] == "resized":
+            places = event["places"]
+        elif event["kind"] == "nodes_unhealthy":
+            found += [names[node] for node in event["nodes"]]
+        elif event["kind"] == "notice_answered":
+            found.append(names[places[event["node"]]])
+    return found

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import json
 import os
 import signal
-import socket
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, final
@@ -19,11 +17,11 @@ from trainworks.agent.launch import run_mark, take_environment
 from trainworks.files import write_atomic
 from trainworks.host import forking, process
 from trainworks.host.forking import Spare
-from trainworks.host.network import LOOPBACK, listen
+from trainworks.host.network import LOOPBACK, free_ports, listen
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.record.events.log import read_events
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import LINK_LOST, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import explains_exit, first_failure
@@ -56,6 +54,9 @@ class Hosts(Protocol):
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """Ask all agents, started by `command`, for a clean end."""
 
+    def free_ports(self, wanted: Sequence[int]) -> list[int]:
+        """Ports of the first node that are free now, all at once; a wanted port of 0 is any."""
+
 
 class OwnProcesses:
     """Hosts whose agents, or processes that stand for them, are started by the supervisor itself."""
@@ -70,6 +71,10 @@ class OwnProcesses:
         """SIGTERM."""
         for agent in agents:
             agent.signal_group(signal.SIGTERM)
+
+    def free_ports(self: Hosts, wanted: Sequence[int]) -> list[int]:
+        """Those of this machine, on which the first node stands."""
+        return free_ports(self.addresses[0], wanted)
 
 
 @final
@@ -95,7 +100,7 @@ class SomeHosts:
         self._places = places
         self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
         self.are_here, self.can_be_replaced = hosts.are_here, hosts.can_be_replaced
-        self.killed_by, self.ask_to_stop = hosts.killed_by, hosts.ask_to_stop
+        self.killed_by, self.ask_to_stop, self.free_ports = hosts.killed_by, hosts.ask_to_stop, hosts.free_ports
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """Command for the node at this place."""
@@ -217,6 +222,10 @@ class Nodes(abc.ABC):
         """Exit codes of all agents that have ended, in order of the nodes."""
         return [code for agent in self._agents.values() if (code := agent.exit_code()) is not None]
 
+    def loses_node(self, exit_code: int) -> bool:
+        """Whether an agent that ended with this code stood on another machine, to which the connection is lost."""
+        return exit_code == LINK_LOST and not self._hosts.are_here
+
     def end_containers(self) -> None:
         """End what is left in containers of ended agents, on this machine."""
         if self._resolved.run_file.cluster.local.container is not None and self._hosts.are_here:
@@ -237,15 +246,14 @@ class TrainingNodes(Nodes):
     def _prepare(self) -> None:
         if self._spare is not None:  # its agents are new interpreters
             self._spare.dismiss()
-        port = self._resolved.run_file.cluster.rendezvous_port
-        self._listener: socket.socket = listen(port, self._hosts.addresses[0])
-        self._store = "{}:{}".format(*self._listener.getsockname())
-        if not self._hosts.are_here:
-            self._listener.close()
+        port, first = self._resolved.run_file.cluster.rendezvous_port, self._hosts.addresses[0]
+        self._listener = listen(port, first) if self._hosts.are_here else None
+        free = self._listener.getsockname()[1] if self._listener else self._hosts.free_ports([port])[0]
+        self._store = f"{first}:{free}"
 
     def restartable(self, exit_code: int) -> bool:
         """An agent that was killed, or that lost contact; a rank's own failure was dealt with by its agent."""
-        return exit_code < 0 or exit_code == ExitCode.PEER_LOST
+        return (exit_code < 0 and not self.loses_node(exit_code)) or exit_code == ExitCode.PEER_LOST
 
     def restart(self, node: int) -> None:
         """Start that node alone; the others wait for it where they are."""
@@ -260,7 +268,7 @@ class TrainingNodes(Nodes):
         own, nodes = self._hosts.addresses[node], str(self._resolved.processes.nodes)
         arguments = [str(self._run_dir.path), str(node), nodes, self._parent(), own, self._store]
         file_descriptors = list(self._inherited)
-        if self._hosts.are_here and node == 0:
+        if self._listener is not None and node == 0:
             arguments.append(str(self._listener.fileno()))
             file_descriptors.append(self._listener.fileno())
         env = agent_environment(self._resolved.processes) | self._devices(node) | run_mark(self._run_dir)
@@ -288,7 +296,8 @@ class CommandNodes(Nodes):
 
         An agent that ends without an account on another machine may have lost that machine.
         """
-        return self._hosts.are_here or first_failure(read_events(self._run_dir.events_file)) is not None
+        has_account = self._hosts.are_here or first_failure(read_events(self._run_dir.events_file)) is not None
+        return has_account and not self.loses_node(exit_code)
 
     def restart(self, node: int) -> None:
         """End all nodes and start them all again, at other ports."""
@@ -320,10 +329,7 @@ class CommandNodes(Nodes):
     def _free_ports(self) -> list[int]:
         """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
         needed = ports_needed(self._resolved.run_file.framework, self._resolved.processes)
-        wanted = [self._resolved.run_file.cluster.rendezvous_port, *[0] * (needed - 1)]
-        with contextlib.ExitStack() as listeners:
-            first = self._hosts.addresses[0]
-            return [listeners.enter_context(listen(port, first)).getsockname()[1] for port in wanted]
+        return self._hosts.free_ports([self._resolved.run_file.cluster.rendezvous_port, *[0] * (needed - 1)])
 
     def _write_hostfile(self) -> None:
         processes = self._resolved.processes

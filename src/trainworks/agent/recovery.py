@@ -317,8 +317,8 @@ class Recovery:
         return failure
 
 
-def note_lost(run_dir: RunDir, node: int, exit_code: int) -> None:
-    """Record the loss of an agent; one that was killed cannot have written why."""
+def note_lost(run_dir: RunDir, node: int, exit_code: int, *, with_node: bool = False) -> None:
+    """Record the loss of an agent, or of its whole node; one that was killed cannot have written why."""
     if exit_code < 0:
         name = process.signal_name(-exit_code)
         run_dir.note(
@@ -329,7 +329,7 @@ def note_lost(run_dir: RunDir, node: int, exit_code: int) -> None:
                 cause="node_lost",
                 exit_code=exit_code,
                 signal=name,
-                message=f"the node agent was killed by {name}",
+                message="the connection to the node was lost" if with_node else f"the node agent was killed by {name}",
             )
         )
     run_dir.note(AgentLostEvent(kind="agent_lost", node=node, exit_code=exit_code))

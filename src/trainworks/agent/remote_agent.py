@@ -37,6 +37,7 @@ from trainworks.files import closing_handle
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.network import listen
+from trainworks.jobs.environment import FORWARDED_VARIABLES
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir
 
@@ -173,11 +174,6 @@ AGENT_PORT = 23_456
 """Port of the agent server on every node except the first."""
 TOKEN_FILE = "token"  # noqa: S105  # the name of a file
 """File in the secrets folder with the token of the job."""
-FORWARDED_VARIABLES = (
-    *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"),
-    *("TRAINWORKS_LOG", "TRAINWORKS_RUN_DIR"),
-)
-"""Variables of the supervisor that a remote agent gets; all others are those of its own node."""
 
 _TERMINATED = 128 + signal.SIGTERM
 _END_GRACE_S = 5.0

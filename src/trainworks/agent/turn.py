@@ -17,6 +17,7 @@ from trainworks.files import take_lock
 from trainworks.host.clock import Clock
 from trainworks.host.probe import command_host
 from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
+from trainworks.record.environment import HostFacts
 from trainworks.record.events.job import StopRequestedEvent, SubmittedEvent
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import ExitCode
@@ -98,7 +99,11 @@ class ClusterTurn(abc.ABC):
                 self.enter(before)
             if self.is_limited and not self._may_start_again():
                 return self.finish(self.enter(self.no_restart_left(parse_cause(before.cause) or Cause.NODE_LOST)))
-        self._is_next = before is not None
+        return self._supervised(lock, is_next=before is not None)
+
+    def _supervised(self, lock: int, *, is_next: bool) -> int:
+        """Run the job under the lock of the run; `is_next` says whether it is not the first turn."""
+        self._is_next = is_next
         code = supervise(self.run_dir, self.supervisor, lock=lock, heard=self._hear, signals=self.signals)
         if code != ExitCode.SUPERSEDED:
             code = self.conclude(self.run_dir.read_status().end)
@@ -110,10 +115,12 @@ class ClusterTurn(abc.ABC):
         got: Allocation,
         on_first_node: Callable[[list[str]], list[str]] = lambda command: command,
         folder: Path | None = None,
+        host: HostFacts | None = None,
     ) -> ResolvedRun:
         """Record that the job has its nodes, and resolve the run for them; a workload is planned there first.
 
-        `on_first_node` gives the command that runs another one there; the job runs in `folder`, if it is another.
+        `on_first_node` gives the command that runs another one there; the job runs in `folder`, if it is another;
+        `host` is the first node, if that is not this machine.
         """
         self.run_dir.stop_file.unlink(missing_ok=True)  # of an earlier turn
         self.run_dir.make_reserve()
@@ -123,7 +130,8 @@ class ClusterTurn(abc.ABC):
             resolved = plan(self.run_dir, on_first_node)
         changes: dict[str, Any] = {"processes": processes_on(resolved, got, self.engine)}
         if resolved.plan is None:
-            changes["host"] = command_host(self.run_dir.path, has_environment=resolved.environment is not None)
+            here = command_host(self.run_dir.path, has_environment=resolved.environment is not None)
+            changes["host"] = host or here
         if folder is not None:
             changes["working_folder"] = str(folder)
         self.resolved = resolved = resolved.model_copy(update=changes)

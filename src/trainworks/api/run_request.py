@@ -315,7 +315,7 @@ def not_kept(run_file: RunFile, name: str) -> list[str]:
     """What a job loses in another format: the options of other engines, and what only SkyPilot has in `resources`."""
     if name == "run-file":
         return []
-    blocks = {key: getattr(run_file.cluster, key) for key in ("local", "slurm", "kubernetes", "skypilot")}
+    blocks = {key: getattr(run_file.cluster, key) for key in ("local", "slurm", "kubernetes", "skypilot", "ssh")}
     lost = [
         f"`cluster.{key}.{option}` is not kept in a job as {name}"
         for key, block in blocks.items()

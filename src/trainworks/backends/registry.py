@@ -28,6 +28,7 @@ _BUILT_IN = {
     "slurm": "trainworks.backends.slurm.backend:SlurmBackend",
     "kubernetes": "trainworks.backends.kubernetes.backend:KubernetesBackend",
     "skypilot": "trainworks.backends.skypilot.backend:SkyPilotBackend",
+    "ssh": "trainworks.backends.ssh.backend:SshBackend",
 }
 _OWN_FILES = frozenset(("kubernetes", "skypilot"))
 """Built-in backends whose nodes do not see the run directory."""

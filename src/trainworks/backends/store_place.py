@@ -55,9 +55,11 @@ def is_there_a_store() -> bool:
     return bool(os.environ.get("TRAINWORKS_STORE")) or data_folder("queue", "jobs.db").exists()
 
 
-def dispatcher_folder() -> Path:
-    """Lock, socket and log of the dispatcher that serves this store for this user on this machine."""
-    identity = f"{store_url()}\0{os.getuid()}\0{this_host()}"
+def dispatcher_folder(url: str | None = None) -> Path:
+    """Lock, socket and log of the dispatcher that serves a store for this user on this machine; `store_url` by default,
+    also in the functions below.
+    """
+    identity = f"{url or store_url()}\0{os.getuid()}\0{this_host()}"
     folder = store_folder() / "dispatchers" / hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
@@ -68,29 +70,30 @@ def dispatcher_lock() -> Path:
     return dispatcher_folder() / "dispatcher.lock"
 
 
-def starting_lock() -> Path:
+def starting_lock(url: str | None = None) -> Path:
     """Lock file that a dispatcher holds from before its start until it listens."""
-    return dispatcher_folder() / "dispatcher.starting"
+    return dispatcher_folder(url) / "dispatcher.starting"
 
 
-def dispatcher_log() -> Path:
+def dispatcher_log(url: str | None = None) -> Path:
     """Log file of the dispatcher."""
-    return dispatcher_folder() / "dispatcher.log"
+    return dispatcher_folder(url) / "dispatcher.log"
 
 
 @contextmanager
-def dispatcher_address() -> Iterator[str]:
+def dispatcher_address(url: str | None = None) -> Iterator[str]:
     """Socket the dispatcher listens on, in its folder: no other user can listen there instead.
 
     By way of an open folder, because the path of a socket must be short.
     """
-    with closing_handle(os.open(dispatcher_folder(), os.O_RDONLY | os.O_DIRECTORY)) as handle:
+    with closing_handle(os.open(dispatcher_folder(url), os.O_RDONLY | os.O_DIRECTORY)) as handle:
         yield f"/proc/self/fd/{handle}/wake-up"
 
 
-def knock() -> bool:
+def knock(url: str | None = None) -> bool:
     """Send a wake-up to the dispatcher; False if none runs."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as door, dispatcher_address() as there:
+    kind = socket.SOCK_DGRAM | socket.SOCK_NONBLOCK
+    with socket.socket(socket.AF_UNIX, kind) as door, dispatcher_address(url) as there:
         try:
             door.sendto(b".", there)
         except BlockingIOError:  # its queue of messages is full, so it is awake

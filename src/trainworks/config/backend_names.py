@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot")
+BUILT_IN = ("local", "described", "slurm", "kubernetes", "skypilot", "ssh")
 """Values of `cluster.engine` that need no plugin."""
 ENTRY_POINTS = f"{__name__.partition('.')[0]}.backends"
 """Entry point group in which an installed distribution registers its backend under a name."""
 PUBLISHED = {"ray": "trainworks-ray"}
 """Known plugins: name of the backend, and the distribution that provides it."""
+HOSTS = {"type": "array", "items": {"type": "string"}, "description": "Short for `ssh: {hosts: [...]}`."}
+"""`cluster.hosts` in the JSON Schema of the run file."""
 
 
 def is_plugin(name: object) -> bool:

@@ -38,6 +38,14 @@ Engine = Annotated[
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+=,\[\]-]*$", max_length=253)]
 """A name for another program: no blank, quote or shell character."""
 
+SshHost = Annotated[
+    str,
+    StringConstraints(
+        pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]*@)?[A-Za-z0-9][A-Za-z0-9._-]*(:[1-9][0-9]{0,4})?$", max_length=253
+    ),
+]
+"""A machine as ssh names it, `USER@HOST:PORT`: never an option of ssh, no blank, quote or shell character."""
+
 Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
 """A path or an image: no blank, comma, quote or shell character."""
 
@@ -261,6 +269,29 @@ class Kubernetes(Spec):
     """Fields of the pod template, merged into that of the job as `kubectl patch` does: `spec: {hostNetwork: true}`."""
 
 
+class Ssh(Spec):
+    """Machines that ssh reaches, without a scheduler: all of one user, without root, and without a daemon."""
+
+    hosts: tuple[SshHost, ...] = ()
+    """The machines: `box1`, `ada@box2:2222`, or a name of ssh's configuration. `hosts: [...]` in `cluster` is short for
+    this list."""
+    addresses: dict[SshHost, Word] = Field(default_factory=dict)
+    """Address at which the ranks of other hosts reach a host, by its name in `hosts`: `{box1: 10.0.0.1}`; by default
+    that to which ssh connects."""
+    python: RemotePath | None = None
+    """Python with the same version of Trainworks, on all hosts; the path of this one by default."""
+    config: Place | None = None
+    """Configuration file of ssh, as `ssh -F` takes it; `~/.ssh/config` by default."""
+
+    @model_validator(mode="after")
+    def _check_hosts(self) -> Ssh:
+        if twice := [host for host in self.hosts if self.hosts.count(host) > 1]:
+            raise FieldError(f"`cluster.ssh.hosts` names `{twice[0]}` twice")
+        if unknown := sorted(self.addresses.keys() - set(self.hosts)):
+            raise FieldError(f"`cluster.ssh.addresses` names `{unknown[0]}`, which is not in `hosts`")
+        return self
+
+
 class SkyPilot(Spec):
     """Clouds through SkyPilot, which rents the nodes of a job and replaces preempted ones."""
 
@@ -298,8 +329,12 @@ class SkyPilot(Spec):
 def cluster_from_text(value: Any) -> Any:
     """Read `local`, `slurm:PARTITION` and similar as engines, any other text as a description of a cluster.
 
-    That of a stack file, which has Slurm, is of its Slurm; words describe nodes to plan for alone.
+    That of a stack file, which has Slurm, is of its Slurm; words describe nodes to plan for alone. With `engine: ssh`,
+    `hosts` is short for `ssh: {hosts: ...}`, and a job gets all of them unless it says how many.
     """
+    if isinstance(value, dict) and value.get("engine") == "ssh" and isinstance(value.get("hosts"), list | tuple):
+        rest = {key: field for key, field in value.items() if key != "hosts"}
+        value = {"nodes": len(value["hosts"])} | rest | {"ssh": (rest.get("ssh") or {}) | {"hosts": value["hosts"]}}
     if isinstance(value, dict) and isinstance(value.get("of"), str):
         return {"engine": "slurm" if stack_file_in(value["of"]) else "described"} | value
     if not isinstance(value, str):

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from trainworks.config.autoscale import Autoscale
-from trainworks.config.backend_names import PUBLISHED, is_plugin
+from trainworks.config.backend_names import HOSTS, PUBLISHED, is_plugin
 from trainworks.config.command import EnvironmentValue, Framework, Resources
 from trainworks.config.data import Data, Evaluation
-from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, cluster_from_text
+from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, Ssh, cluster_from_text
 from trainworks.config.environment import RunEnvironment, environment_from_text
 from trainworks.config.finetune import Adapter, Chat, Preference, check_samples
 from trainworks.config.layout import Layout
@@ -171,14 +171,15 @@ def _allow_plugin_blocks(schema: dict[str, Any]) -> None:
     for name, distribution in PUBLISHED.items():
         text = f"Options of the `{name}` backend, which `{distribution}` provides."
         schema["properties"][name] = {"type": "object", "description": text}
+    schema["properties"]["hosts"] = HOSTS
 
 
 class Cluster(Spec):
     """The cluster to run on or plan for.
 
-    `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot` or the name of an installed plugin
-    selects a backend, and `stack.yaml` the Slurm of that stack; any other text, such as `4x p4d.24xlarge`, describes a
-    cluster to plan for.
+    `local` is this machine; `slurm`, `slurm:PARTITION`, `kubernetes`, `skypilot`, `{engine: ssh, hosts: [a, b]}` or the
+    name of an installed plugin selects a backend, and `stack.yaml` the Slurm of that stack; any other text, such as
+    `4x p4d.24xlarge`, describes a cluster to plan for.
     """
 
     model_config = ConfigDict(json_schema_extra=_allow_plugin_blocks)
@@ -208,6 +209,8 @@ class Cluster(Spec):
     """Options of `engine: kubernetes`."""
     skypilot: SkyPilot = SkyPilot()
     """Options of `engine: skypilot`."""
+    ssh: Ssh = Ssh()
+    """Options of `engine: ssh`."""
     plugins: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of backends from plugins, by name; `ray: {...}` in `cluster` is short for `plugins: {ray: {...}}`."""
     autoscale: Autoscale | None = None

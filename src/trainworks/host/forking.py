@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import final
 
-from trainworks.host.process import Child, wait_any
+from trainworks.host.process import Child, sweep, wait_any, wait_for_end
 
 _LARGEST = 2**16
 """Largest order in bytes."""
@@ -182,3 +182,14 @@ def leave_behind(work: Callable[[], object]) -> None:
         work()
     finally:
         os._exit(0)
+
+
+def leave_sweeper(variables: Mapping[str, str]) -> None:
+    """Leave a process behind that waits for the end of this one, and kills what was started with these variables."""
+    pid = os.getpid()
+
+    def wait_and_sweep() -> None:
+        wait_for_end(pid)
+        sweep(variables)
+
+    leave_behind(wait_and_sweep)

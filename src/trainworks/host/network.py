@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Protocol
 
 from trainworks.errors import EnvironmentProblem, PortInUseError
@@ -48,6 +49,15 @@ def listen(port: int = 0, address: str = LOOPBACK) -> socket.socket:
             f"cannot listen on {address}:{port}: {error.strerror}",
             hint="set `cluster.rendezvous_port` to a free port, or to 0 for a free one",
         ) from None
+
+
+def free_ports(address: str, wanted: Sequence[int]) -> list[int]:
+    """Ports that are free now, all at once; a wanted port of 0 is any.
+
+    Raises: as `listen`.
+    """
+    with ExitStack() as listeners:
+        return [listeners.enter_context(listen(port, address)).getsockname()[1] for port in wanted]
 
 
 def listening_socket(address: str, port: int) -> socket.socket:

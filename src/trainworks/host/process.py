@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -30,6 +30,7 @@ from trainworks.host.process_end import (
     processes_with,
     signal_name,
     state,
+    sweep,
     variable_of,
     wait_for_end,
     when_ended,
@@ -61,6 +62,7 @@ __all__ = [
     "spawn",
     "spawn_on",
     "state",
+    "sweep",
     "variable_of",
     "wait_any",
     "wait_for_end",
@@ -238,43 +240,45 @@ def attach(command: Sequence[str]) -> int:
     return 128 - code if code < 0 else code
 
 
-def spawn_on(connection: socket.socket, command: Sequence[str]) -> Child:
-    """Start a command whose input and output are a connected socket; its errors go to stderr of this process.
+def spawn_on(connection: socket.socket, command: Sequence[str], *, errors: Path | None = None) -> Child:
+    """Start a command whose input and output are a connected socket; its errors are appended to a file, or go to stderr
+    of this process.
 
     Raises:
         FileNotFoundError: the program does not exist.
     """
     door = connection.fileno()
-    return Child(subprocess.Popen(list(command), stdin=door, stdout=door, process_group=0))
+    with nullcontext() if errors is None else errors.open("ab") as said:
+        return Child(subprocess.Popen(list(command), stdin=door, stdout=door, stderr=said, process_group=0))
 
 
 def spawn(
     command: Sequence[str],
     *,
-    log: Path,
+    log: Path | None,
     env: Mapping[str, str] | None = None,
     folder: Path | None = None,
     new_session: bool = False,
     pass_fds: Iterable[int] = (),
 ) -> Child:
-    """Start a process, without a shell, whose output is appended to `log`.
+    """Start a process, without a shell, whose output is appended to `log`, or is that of this process when None.
 
     `env` is the whole environment; it and the working folder are this process's own when None. With `new_session` the
     process survives the shell. The files `pass_fds` stay open in it.
     """
-    with log.open("ab") as output:
+    with nullcontext() if log is None else log.open("ab") as output:
         process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=None if log is None else subprocess.STDOUT,
             env=env,
             cwd=folder,
             start_new_session=new_session,
             process_group=None if new_session else 0,
             pass_fds=tuple(pass_fds),
         )
-    _LOG.info("process %d started, output in %s: %s", process.pid, log, _Words(command))
+    _LOG.info("process %d started, output in %s: %s", process.pid, log or "that of this one", _Words(command))
     return Child(process)
 
 

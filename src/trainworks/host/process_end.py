@@ -67,6 +67,23 @@ def processes_with(variables: Mapping[str, str]) -> list[psutil.Process]:
     return [one for one in found if is_alive(one) and _has(one, variables)]
 
 
+def sweep(variables: Mapping[str, str]) -> int:
+    """Kill all other processes that were started with these environment variables, and those that they start meanwhile;
+    returns their number.
+    """
+    killed = 0
+    for _ in range(_SWEEPS):
+        found = processes_with(variables)
+        for one in found:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        if not found:
+            break
+        psutil.wait_procs(found, timeout=1)
+        killed += len(found)
+    return killed
+
+
 def variable_of(processes: Iterable[psutil.Process], name: str) -> set[str]:
     """Values of an environment variable in these processes; unreadable ones are skipped."""
     found = set()
@@ -87,6 +104,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TAKES_S = 5.0
 _POLL_S = 0.01
+_SWEEPS = 5
 
 
 def die_with_parent(number: signal.Signals, parent_pid: int | None = None) -> None:

@@ -13,6 +13,14 @@ _KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRE
 """glibc returns freed activations to the kernel by default, and the next step pays a page fault per 4 KiB."""
 
 
+FORWARDED_VARIABLES = (
+    *("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "OMP_NUM_THREADS"),
+    *("TRAINWORKS_LOG", "TRAINWORKS_RUN_DIR"),
+)
+"""Variables of the supervisor that a remote agent gets; all others are those of its own node, or of the shell that
+submitted the job."""
+
+
 def agent_environment(processes: Processes) -> dict[str, str]:
     """Variables of a node agent of the trainer, which its ranks inherit; read once, when a process starts."""
     threads = {"OMP_NUM_THREADS": str(processes.threads_per_process)}

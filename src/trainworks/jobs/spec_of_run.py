@@ -35,6 +35,7 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
     """
     job = run_file.job
     nodes = processes.nodes if processes else run_file.nodes
+    by_ssh = run_file.cluster.engine == "ssh"  # whose queue starts a workload again on fewer nodes
     array, per_node = run_file.envs.get(ARRAY_ID) or "", run_file.cluster.processes_per_node
     node, request = _node_of_run_file(run_file), run_file.resources
     if processes is not None:  # one core per thread, unless the run file gives the number of cores
@@ -47,7 +48,7 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
     return JobSpec(
         run_id=run_id,
         name=run_file.name,
-        min_nodes=min(job.min_nodes or nodes, nodes) if run_file.workload is None else nodes,
+        min_nodes=min(job.min_nodes or nodes, nodes) if run_file.workload is None or by_ssh else nodes,
         max_nodes=nodes,
         node=node,
         tasks_per_node=per_node if run_file.framework == "slurm" and per_node != "auto" else 1,

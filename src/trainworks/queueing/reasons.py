@@ -39,8 +39,8 @@ def unavailable_text(shape: GangShape, everywhere: NodeIndex) -> str:
 def _why_not(node: NodeInfo, shape: GangShape) -> str | None:
     if node.name in shape.exclude:
         return "is excluded"
-    if not node.alive:
-        return "is down"
+    if node.down is not None:
+        return f"is down ({node.down})"
     return f"is drained ({node.drained})" if node.drained is not None else None
 
 

@@ -25,12 +25,13 @@ class NodeInfo:
     """Rack; None if unknown. Such a node shares a rack with no other."""
     drained: str | None = None
     """Reason for not taking new jobs; None while it takes them."""
-    alive: bool = True
+    down: str | None = None
+    """Why it does not answer; None while it does."""
 
     @property
     def in_service(self) -> bool:
         """True if jobs may start on it."""
-        return self.alive and self.drained is None
+        return self.down is None and self.drained is None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

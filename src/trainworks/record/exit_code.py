@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import signal
 
 
 class ExitCode(enum.IntEnum):
@@ -23,6 +24,10 @@ class ExitCode(enum.IntEnum):
     """The node failed its check before its ranks started again; another node can help."""
     SUPERSEDED = 78
     """A later start has taken the run over; nothing was written about this end."""
+
+
+LINK_LOST = -int(signal.SIGHUP)
+"""Exit code of a process that stands for an agent, after it has lost the connection to the agent's node."""
 
 
 def as_exit_code(code: int) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes import LAUNCH_AT, FakeClock
 from trainworks.backends.local.dispatcher import Dispatcher
-from trainworks.backends.local.machine import LocalNode
+from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.host.users import this_host
@@ -68,6 +68,11 @@ class FakeMachine:
 
     def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
         return frozenset(self.others)
+
+    def held(
+        self, elsewhere: Iterable[Claim], machine: Sequence[LocalNode], taken: Sequence[Placement]
+    ) -> list[Placement]:
+        return held_elsewhere(elsewhere, machine, taken)
 
     def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
         self.others |= self.soon

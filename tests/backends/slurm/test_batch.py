@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 
 from tests.fakes import LAUNCH_AT, FakeClock, FakeSlurm, processes, resolved_command
-from trainworks.agent.allocation import Allocation, processes_on
-from trainworks.backends.slurm.allocation import (
-    PATIENCE_S,
-    StepCommand,
-    StepHosts,
-    allocation,
-    unhealthy_nodes,
-)
+from trainworks.agent.allocation import Allocation, processes_on, unhealthy_nodes
+from trainworks.backends.slurm.allocation import PATIENCE_S, StepCommand, StepHosts, allocation
 from trainworks.backends.slurm.batch import BatchScript
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.node import job_environment, marks_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import os
 import shlex
 import weakref
@@ -38,46 +39,23 @@ if TYPE_CHECKING:
     from trainworks.config.run_file import Cluster
 
 
-@final
-class LocalBackend(Backend):
-    """Runs jobs of this user on this machine, as many at a time as it has room for."""
+class DispatchedBackend(Backend):
+    """Jobs of this user in a store with a dispatcher of this machine: `local` and `ssh`."""
 
-    name: ClassVar[str] = "local"
     unsupported: ClassVar[frozenset[Capability]] = frozenset()
 
-    def __init__(self, store: JobStore | None = None, clock: Clock | None = None) -> None:
-        if store is None:
-            store = open_store(store_url(), keep_connection=True)
-            weakref.finalize(self, store.close)
+    def __init__(self, store: JobStore, clock: Clock | None = None) -> None:
         self._store = store
         self._clock = clock or SystemClock()
 
-    @classmethod
-    def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
-        """Create the backend of a run file's `cluster`."""
-        return cls(store)
+    @property
+    @abc.abstractmethod
+    def node_names(self) -> Sequence[str]:
+        """Names of the nodes to which the dispatcher gives jobs."""
 
-    def check(self, spec: JobSpec) -> None:
-        """Refuse what this machine can never hold."""
-        super().check(spec)
-        machine = self._machine()
-        check_feasible(shape_of(spec, machine), snapshot_nodes(machine, {}))
-        if policy := queue_policy():
-            policy.check_team(spec.team)
-            if why := policy.refusal(shape_of(spec, machine), spec.team):
-                raise InfeasibleError(f"`{spec.name}` can never start here: it {why}")
-
-    def _machine(self) -> list[LocalNode]:
-        return local_nodes(probe_host(store_folder()))
-
-    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
-        """What the dispatcher starts once the machine has room."""
-        lines = [
-            shlex.join(["python", "-m", "trainworks.agent.supervisor", str(run_dir.path)]),
-            f"# as soon as this machine has room; priority {spec.priority}, restarts after a failure: "
-            f"{spec.max_restarts}",
-        ]
-        return RenderedJob(spec, "\n".join(lines) + "\n")
+    @abc.abstractmethod
+    def _wake(self) -> None:
+        """Make the dispatcher look at the store now; start one if none runs."""
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Store the job, then wake the dispatcher, which also ends a job that waits for one that has failed.
@@ -100,7 +78,7 @@ class LocalBackend(Backend):
                 engine=self.name,
                 now=self._clock.now(),
             )
-        wake()
+        self._wake()
         return str(row.id)
 
     def retry(self, rendered: RenderedJob, run_dir: RunDir, handle: str) -> str:
@@ -120,7 +98,7 @@ class LocalBackend(Backend):
             moved = self._store.move(row.id, JobState.QUEUED, since=again, now=self._clock.now(), **changes)
         if not moved:
             raise UsageError(f"job {row.id} ({row.run_id}) is in the queue again already", hint="trainworks ps")
-        _wake_for(row)
+        self._wake_for(row)
         return handle
 
     @contextmanager
@@ -158,22 +136,97 @@ class LocalBackend(Backend):
             run_dir.environment_file.unlink(missing_ok=True)
         else:
             self._store.change(row.id, now=now, asked_to_end=asked, asked_by=os.getuid())
-        _wake_for(row)
+        self._wake_for(row)
 
     def hold(self, handle: str) -> None:
         """Keep a waiting job in the queue."""
         row = self._changeable(handle)
         self._store.change(row.id, now=self._clock.now(), held=True)
-        _wake_for(row)
+        self._wake_for(row)
 
     def release(self, handle: str) -> None:
         """Let a held job start."""
         row = self._changeable(handle)
         self._store.change(row.id, now=self._clock.now(), held=False)
-        _wake_for(row)
+        self._wake_for(row)
 
     def edit(self, handle: str, before: JobSpec, after: JobSpec) -> None:
         """Nothing to tell: the job store is the queue."""
+
+    def drain(self, node: str, reason: str) -> None:
+        """Keep jobs from starting there."""
+        check_undrain(self._store, self._named(node))
+        self._store.drain(node, reason, now=self._clock.now(), uid=os.getuid())
+        self._wake()
+
+    def undrain(self, node: str) -> None:
+        """Let jobs start there."""
+        check_undrain(self._store, self._named(node))
+        self._store.undrain(node)
+        self._wake()
+
+    def _wake_for(self, row: JobRow) -> None:
+        """Wake this user's dispatcher; that of another user reads the store by itself."""
+        if _is_ours(row):
+            self._wake()
+
+    def _changeable(self, handle: str) -> JobRow:
+        row = self._store.get(int(handle)) if handle.isdecimal() else None
+        if row is None:
+            raise UsageError(f"no job `{handle}`", hint="trainworks ps --all")
+        check_may_change(row)
+        return row
+
+    def _named(self, node: str) -> str:
+        names = self.node_names
+        if node not in names:
+            raise UsageError(f"no node `{node}`", hint=f"known nodes: {', '.join(names)}")
+        return node
+
+
+@final
+class LocalBackend(DispatchedBackend):
+    """Runs jobs of this user on this machine, as many at a time as it has room for."""
+
+    name: ClassVar[str] = "local"
+
+    def __init__(self, store: JobStore | None = None, clock: Clock | None = None) -> None:
+        super().__init__(store or kept_store(self, store_url()), clock)
+
+    @classmethod
+    def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
+        """Create the backend of a run file's `cluster`."""
+        return cls(store)
+
+    def check(self, spec: JobSpec) -> None:
+        """Refuse what this machine can never hold."""
+        super().check(spec)
+        machine = self._machine()
+        check_feasible(shape_of(spec, machine), snapshot_nodes(machine, {}))
+        if policy := queue_policy():
+            policy.check_team(spec.team)
+            if why := policy.refusal(shape_of(spec, machine), spec.team):
+                raise InfeasibleError(f"`{spec.name}` can never start here: it {why}")
+
+    def _machine(self) -> list[LocalNode]:
+        return local_nodes(probe_host(store_folder()))
+
+    @property
+    def node_names(self) -> Sequence[str]:
+        """This machine, or its parts."""
+        return [node.name for node in self._machine()]
+
+    def _wake(self) -> None:
+        wake()
+
+    def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
+        """What the dispatcher starts once the machine has room."""
+        lines = [
+            shlex.join(["python", "-m", "trainworks.agent.supervisor", str(run_dir.path)]),
+            f"# as soon as this machine has room; priority {spec.priority}, restarts after a failure: "
+            f"{spec.max_restarts}",
+        ]
+        return RenderedJob(spec, "\n".join(lines) + "\n")
 
     def enter(
         self, run_dir: RunDir, handle: str, command: Sequence[str], *, node: int = 0, terminal: bool = False
@@ -189,49 +242,25 @@ class LocalBackend(Backend):
         others = [claim for claim in machine_ledger().claims() if (claim.uid, claim.share.key) not in ours]
         machine, drained = self._machine(), obeyed_drains(self._store)
         held = held_elsewhere(others, machine, [one for row in running for one in row.placement])
-        return [_facts(node, running, others, held, drained.get(node.name)) for node in machine]
+        return [node_status(node, running, others, held, drained.get(node.name)) for node in machine]
 
-    def drain(self, node: str, reason: str) -> None:
-        """Keep jobs from starting there."""
-        check_undrain(self._store, self._named(node))
-        self._store.drain(node, reason, now=self._clock.now(), uid=os.getuid())
-        wake()
 
-    def undrain(self, node: str) -> None:
-        """Let jobs start there."""
-        check_undrain(self._store, self._named(node))
-        self._store.undrain(node)
-        wake()
-
-    def _changeable(self, handle: str) -> JobRow:
-        row = self._store.get(int(handle)) if handle.isdecimal() else None
-        if row is None:
-            raise UsageError(f"no job `{handle}`", hint="trainworks ps --all")
-        check_may_change(row)
-        return row
-
-    def _named(self, node: str) -> str:
-        names = [known.name for known in self._machine()]
-        if node not in names:
-            raise UsageError(f"no node `{node}`", hint=f"known nodes: {', '.join(names)}")
-        return node
+def kept_store(backend: Backend, url: str) -> JobStore:
+    """A store with a connection that is closed with a backend."""
+    store = open_store(url, keep_connection=True)
+    weakref.finalize(backend, store.close)
+    return store
 
 
 def _is_ours(row: JobRow) -> bool:
     return row.uid == os.getuid()
 
 
-def _wake_for(row: JobRow) -> None:
-    """Wake this user's dispatcher; that of another user reads the store by itself."""
-    if _is_ours(row):
-        wake()
-
-
 def _job_status(row: JobRow) -> JobStatus:
     return JobStatus(
         state=row.state,
         raw=str(row.state),
-        reason=row.reason or row.end.message,
+        reason=": ".join(filter(None, (row.reason, row.detail))) or row.end.message,
         cause=parse_cause(row.end.cause),
         hint=row.end.hint,
         nodes=tuple(one.node for one in row.placement),
@@ -241,9 +270,10 @@ def _job_status(row: JobRow) -> JobStatus:
     )
 
 
-def _facts(
+def node_status(
     node: LocalNode, running: Sequence[JobRow], others: Sequence[Claim], held: Sequence[Placement], drained: str | None
 ) -> NodeStatus:
+    """Status of a node, of which jobs of this queue hold a part, and `others`, who take `held`."""
     here = [(row.run_id, one) for row in running for one in row.placement if one.node == node.name]
     if elsewhere := [one for one in held if one.node == node.name]:
         names = [str(claim) for claim in others if claim.share.cores or set(claim.share.devices) & set(node.devices)]

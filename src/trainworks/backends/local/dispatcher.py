@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, TypedDict
@@ -20,7 +20,6 @@ from trainworks.backends.local.launcher import Launcher, Supervised
 from trainworks.backends.local.machine import (
     LocalNode,
     devices_free,
-    held_elsewhere,
     held_text,
     running_elsewhere,
     running_job,
@@ -59,7 +58,7 @@ class Dispatcher:
 
     The `store` has all jobs; the local ones of this user on this machine are this dispatcher's. The `launcher` also
     finds supervisors that another dispatcher started. `fair_share` is this queue among those of all users; by default
-    no other queue is known.
+    no other queue is known. `policy` gives the limits of the queue.
     """
 
     def __init__(
@@ -69,13 +68,17 @@ class Dispatcher:
         launcher: Launcher,
         clock: Clock,
         fair_share: FairShare | None = None,
+        *,
+        engine: str = "local",
+        policy: Callable[[], QueuePolicy | None] = queue_policy,
     ) -> None:
         self._store = store
         self._machine = list(machine)
         self._launcher = launcher
         self._clock = clock
         self._fair_share = fair_share or FairShare(store, machine, clock, None, "")
-        self._mine: _Mine = {"engine": "local", "uid": os.getuid(), "host": this_host()}
+        self._policy = policy
+        self._mine: _Mine = {"engine": engine, "uid": os.getuid(), "host": this_host()}
         self._version = store.version()  # first: what changes meanwhile is seen twice, and not overlooked
         live = store.search(states=[state for state in JobState if not state.is_final], **self._mine)
         self._jobs = {job.id: _trusted(job) for job in reversed(live)}
@@ -192,7 +195,7 @@ class Dispatcher:
     def _serve(self) -> None:
         waiting = [job for job in self._jobs.values() if job.state.waits]
         try:
-            policy = queue_policy() or QueuePolicy()
+            policy = self._policy() or QueuePolicy()
         except (EnvironmentProblem, RunFileError) as error:  # nobody starts anything until the limits are known again
             if waiting:
                 why = ": ".join(part for part in (error.place, error.message) if part)
@@ -209,7 +212,7 @@ class Dispatcher:
     def _start_waiting(self, waiting: Sequence[JobRow], policy: QueuePolicy) -> tuple[PublishedJob, ...]:
         """Start what can start, and return the first jobs that still wait for room."""
         elsewhere = self._elsewhere()
-        held = held_elsewhere(elsewhere, self._machine, self._taken())
+        held = self._launcher.held(elsewhere, self._machine, self._taken())
         snapshot = self._snapshot(waiting, held, policy, elsewhere)
         decision = decide(snapshot)
         for start in decision.starts:

@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,7 +50,23 @@ _TAKES_OVER_S = 60.0
 """How long a new dispatcher waits for one that is about to go, which may have looked at the queue for the last time."""
 
 
+Queue = Callable[[JobStore, Clock, Sequence[int]], tuple[Dispatcher, Launcher]]
+"""Makes the dispatcher of a store; no job may keep the open files."""
+
+
 def main(starting: int) -> int:
+    """The dispatcher of this machine's queue; see `serve_queue`."""
+
+    def queue(store: JobStore, clock: Clock, own_fds: Sequence[int]) -> tuple[Dispatcher, Launcher]:
+        machine, ledger = local_nodes(probe_host(store_folder())), machine_ledger()
+        launcher = Launcher(clock, own_fds, ledger, shared=not is_private(store.url))
+        fair_share = FairShare(store, machine, clock, ledger.folder, str(dispatcher_folder()))
+        return Dispatcher(store, machine, launcher, clock, fair_share), launcher
+
+    return serve_queue(starting, queue)
+
+
+def serve_queue(starting: int, queue: Queue) -> int:
     """Serve the queue until it is empty. The lock in the open file `starting` is released once this process listens."""
     clock, is_starting = SystemClock(), contextlib.ExitStack()
     is_starting.callback(os.close, starting)
@@ -59,15 +75,11 @@ def main(starting: int) -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     process.adopt_orphans()
     gc.freeze()  # what is there now is shared with every copy of this process, and not to be looked through in any
-    store, machine = open_store(store_url(), keep_connection=True), local_nodes(probe_host(store_folder()))
-    shared = not is_private(store_url())
+    store = open_store(store_url(), keep_connection=True)
     while True:
         with _listening() as door:
             is_starting.close()
-            ledger = machine_ledger()
-            launcher = Launcher(clock, [lock, door.fileno()], ledger, shared=shared)
-            fair_share = FairShare(store, machine, clock, ledger.folder, str(dispatcher_folder()))
-            dispatcher = Dispatcher(store, machine, launcher, clock, fair_share)
+            dispatcher, launcher = queue(store, clock, [lock, door.fileno()])
             _serve(store, dispatcher, launcher, door, clock)
         if store.is_replaced():  # by a rebuilt one: jobs that run are in the new one, or go on by themselves
             store.close()

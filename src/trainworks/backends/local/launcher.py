@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,13 +15,14 @@ from trainworks.agent import supervisor
 from trainworks.agent.launch import end_left_over, make_ready, take_environment, take_run
 from trainworks.agent.node_agents import run_agent
 from trainworks.backends.editing import finish_edit
+from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
 from trainworks.backends.ownership import check_run_dir
 from trainworks.errors import NotOwnerError
 from trainworks.files import closing_handle, take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
-from trainworks.host.forking import Spare
+from trainworks.host.forking import Order, Spare
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import JobState, parse_state
@@ -59,20 +60,27 @@ class Supervised:
                 os.kill(self._pid, number)  # two signals of one number may arrive as one
 
 
-@final
 class Launcher:
     """Starts supervisors on this machine, and reads and writes what their jobs leave.
 
     No job may keep the file descriptors `own_fds` of the dispatcher. `shared`: other users can write the job store.
+    `begin` prepares a copy of the dispatcher for the order to supervise a job; it is this machine's when None.
     """
 
     def __init__(
-        self, clock: Clock, own_fds: Iterable[int], ledger: MachineLedger | None = None, *, shared: bool = False
+        self,
+        clock: Clock,
+        own_fds: Iterable[int],
+        ledger: MachineLedger | None = None,
+        *,
+        shared: bool = False,
+        begin: Callable[[], Order] | None = None,
     ) -> None:
         self._clock = clock
         self._own_fds = list(own_fds)
         self._ledger = machine_ledger() if ledger is None else ledger
         self._shared = shared
+        self._begin = begin or _begin_supervisor
         self._spare: Spare | None = None
         self._ours: set[str] = set()
         self._claims: dict[int, int] = {}
@@ -82,11 +90,7 @@ class Launcher:
         if self._spare is None or not self._spare.waits():
             if self._spare is not None:
                 self._spare.dismiss()
-            self._spare = Spare(
-                lambda: partial(_supervise, agent=Spare(lambda: run_agent)),  # with a copy for the job's first agent
-                new_session=True,
-                close_fds=self._own_fds,
-            )
+            self._spare = Spare(self._begin, new_session=True, close_fds=self._own_fds)
         return self._spare
 
     def elsewhere(self, ours: Iterable[JobRow]) -> frozenset[Claim]:
@@ -97,6 +101,12 @@ class Launcher:
     def _foreign_claims(self, claims: Iterable[Claim]) -> frozenset[Claim]:
         own = os.getuid()
         return frozenset(claim for claim in claims if not (claim.uid == own and claim.share.key in self._ours))
+
+    def held(
+        self, elsewhere: Iterable[Claim], machine: Sequence[LocalNode], taken: Sequence[Placement]
+    ) -> list[Placement]:
+        """What these claims of others take of each node, of which this queue has taken a part."""
+        return held_elsewhere(elsewhere, machine, taken)
 
     def claim(self, job: JobRow, placement: Sequence[Placement], known: frozenset[Claim]) -> bool:
         """Claim a job's share of this machine before its launch; False if others hold more than `known` by now.
@@ -134,13 +144,28 @@ class Launcher:
         """
         run_dir = self._run_dir(job)
         with closing_handle(take_run(run_dir)) as lock:
-            resolved = _resolved_for(job, run_dir)
-            make_ready(run_dir, resolved.processes, self._clock.now(), restarts=earlier_turns(self.events(job)))
-            devices = [device for one in job.placement for device in one.devices]
-            order = json.dumps([str(run_dir.path), devices])
+            resolved = self._resolved(job, run_dir)
+            order = self.order(job, run_dir, resolved)
             claims = [self._claims[job.id]] if job.id in self._claims else []
             child = self.prepare().order(order, [lock, *claims], log=run_dir.supervisor_log)
         return Supervised(*process.identity(child.pid), child)
+
+    def _resolved(self, job: JobRow, run_dir: RunDir) -> ResolvedRun:
+        """The run on the nodes that it got, of which there may be fewer than at most."""
+        finish_edit(run_dir, job.spec)
+        resolved = run_dir.read_resolved()
+        if job.spec.min_nodes == job.spec.max_nodes or len(job.placement) == resolved.processes.nodes:
+            return resolved
+        processes = resolved.processes.model_copy(update={"nodes": len(job.placement)})
+        resolved = resolved.model_copy(update={"processes": processes})
+        run_dir.write_resolved(resolved)
+        return resolved
+
+    def order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
+        """Make the run directory ready; returns the order for `prepare`'s copy."""
+        make_ready(run_dir, resolved.processes, self._clock.now(), restarts=earlier_turns(self.events(job)))
+        devices = [device for one in job.placement for device in one.devices]
+        return json.dumps([str(run_dir.path), devices])
 
     def adopt(self, job: JobRow) -> Supervised | None:
         """The supervisor that another process started, if the process in the job's status still runs."""
@@ -219,16 +244,10 @@ def _key(run_dir: str) -> str:
     return claim_key(run_dir)
 
 
-def _resolved_for(job: JobRow, run_dir: RunDir) -> ResolvedRun:
-    """The run on the nodes that it got, of which there may be fewer than at most."""
-    finish_edit(run_dir, job.spec)
-    resolved = run_dir.read_resolved()
-    if job.spec.min_nodes == job.spec.max_nodes or len(job.placement) == resolved.processes.nodes:
-        return resolved
-    processes = resolved.processes.model_copy(update={"nodes": len(job.placement)})
-    resolved = resolved.model_copy(update={"processes": processes})
-    run_dir.write_resolved(resolved)
-    return resolved
+def _begin_supervisor() -> Order:
+    """What a copy of the dispatcher does first: it makes another copy, for the job's first agent."""
+    spare = Spare(lambda: run_agent)
+    return partial(_supervise, agent=spare)
 
 
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:

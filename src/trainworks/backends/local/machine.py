@@ -33,6 +33,8 @@ class LocalNode:
     """Accelerators by index."""
     accelerator: str | None
     memory_bytes: int
+    down: str | None = None
+    """Why it takes no jobs: another machine that does not answer."""
 
 
 def local_nodes(host: HostFacts) -> list[LocalNode]:
@@ -65,7 +67,7 @@ def wanted_of(spec: JobSpec, machine: list[LocalNode]) -> tuple[int, int, NodeRe
     has more ranks than there are cores takes them all.
     """
     node = spec.node
-    whole = machine[0].cores
+    whole = max(one.cores for one in machine)
     if len(machine) > 1:
         return spec.min_nodes, spec.max_nodes, replace(node, cores=min(node.cores or 1.0, whole))
     nodes = spec.max_nodes
@@ -161,6 +163,7 @@ def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> 
             accelerator=node.accelerator,
             memory_bytes=node.memory_bytes,
             drained=drained.get(node.name),
+            down=node.down,
         )
         for node in machine
     )

@@ -29,6 +29,7 @@ def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event], failed_l
     | stopped            | for another job        | waits again, no restart counted                            |
     | stopped            | time limit reached     | failed, `time_limit`                                       |
     | not launched yet   | none                   | waits again                                                |
+    | waits, with cause  | none                   | waits again: its supervisor has left its nodes for others  |
     | created            | none                   | waits again; failed after the fifth failed launch in a row |
     | running            | by a user, time limit  | stopped, or failed with `time_limit`                       |
     | running            | none                   | waits again if it may; else failed                         |
@@ -41,6 +42,8 @@ def outcome_of(job: JobRow, status: RunStatus, events: Sequence[Event], failed_l
         return status.end
     if state is JobState.STOPPED or job.asked_to_end is not None:
         return _ended_on_request(job, status)
+    if state is JobState.QUEUED and status.cause is not None:
+        return status.end
     if state is JobState.QUEUED:  # its dispatcher was killed before it launched it
         return End(JobState.QUEUED, Cause.CONTROLLER_ERROR, "its dispatcher was killed before the launch")
     return _never_began(failed_launches) if state is JobState.CREATED else _interrupted(job, events)

@@ -15,18 +15,21 @@ _PATIENCE_S = 1.0
 _POLL_S = 0.02
 
 
-def wake() -> None:
-    """Make the dispatcher read the store now; start one if none runs and none is being started."""
+def wake(url: str | None = None, module: str = "trainworks.backends.local.dispatcher_process") -> None:
+    """Make the dispatcher read its store now; start one if none runs and none is being started.
+
+    `url` is that of the store, `store_url` by default; `module` is the program of its dispatcher.
+    """
     clock = SystemClock()
     gives_up_at = clock.now() + _PATIENCE_S
-    while not knock():
-        if (starting := take_lock(starting_lock())) is not None:
+    while not knock(url):
+        if (starting := take_lock(starting_lock(url))) is not None:
             with closing_handle(starting):  # the dispatcher has its own copy, until it listens
                 process.detach(
-                    process.python_module("trainworks.backends.local.dispatcher_process", str(starting)),
-                    log=dispatcher_log(),
+                    process.python_module(module, str(starting)),
+                    log=dispatcher_log(url),
                     folder=Path("/"),
-                    env=os.environ | {"TRAINWORKS_STORE": store_url()},
+                    env=os.environ | {"TRAINWORKS_STORE": url or store_url()},
                     pass_fds=[starting],
                 )
             return

@@ -22,6 +22,7 @@ from typing import final
 import psutil
 
 from trainworks.agent.allocation import Allocation, signs_of_life
+from trainworks.agent.node_agents import OwnProcesses
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.states import ENDING, cause_of_the_kill, expand
 from trainworks.errors import EnvironmentProblem, TrainworksError
@@ -29,7 +30,7 @@ from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.jobs.state import Cause
 from trainworks.record.events.job import SubmittedEvent
-from trainworks.record.events.log import Event, of_kind, read_events
+from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.run_dir import RunDir
 
 _FOUND_OUT_S = 300.0
@@ -78,7 +79,7 @@ class StepCommand:
 
 
 @final
-class StepHosts:
+class StepHosts(OwnProcesses):
     """Nodes of a Slurm job; every agent is a step of its own."""
 
     are_here = False
@@ -151,28 +152,6 @@ def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = mat
     crashed = math.floor(since) <= controller_started_at and lived_until <= controller_started_at + _FOUND_OUT_S
     lost = Cause.SCHEDULER_LOST if crashed else Cause.NODE_LOST
     return cause_of_the_kill(log_of(run_dir), job, since) or (lost, lived_until)
-
-
-def unhealthy_nodes(events: Sequence[Event]) -> list[str]:
-    """Names of the nodes that failed the check of a job, or that their cloud took back, since a user submitted it.
-
-    One for each time.
-    """
-    found: list[str] = []
-    names: Sequence[str] = ()
-    places: Sequence[int] = ()
-    for event in events:
-        if event["kind"] == "submitted":
-            names = event.get("hosts", ())
-            places = range(len(names))
-            found = found if event.get("restarts") else []
-        elif event["kind"] == "resized":
-            places = event["places"]
-        elif event["kind"] == "nodes_unhealthy":
-            found += [names[node] for node in event["nodes"]]
-        elif event["kind"] == "notice_answered":
-            found.append(names[places[event["node"]]])
-    return found
 
 
 def log_of(run_dir: RunDir) -> str:

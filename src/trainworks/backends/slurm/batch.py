@@ -20,6 +20,7 @@ from typing import Literal, final
 
 import psutil
 
+from trainworks.agent.allocation import unhealthy_nodes
 from trainworks.agent.node_agents import Hosts, ThisMachine, nodes_of
 from trainworks.agent.supervisor import Supervisor
 from trainworks.agent.turn import ClusterTurn
@@ -190,7 +191,7 @@ class BatchScript(ClusterTurn):
         """Also for other nodes after some that failed their check or that go, unless one comes again and again."""
         if end.cause not in _ELSEWHERE:
             return super().next_end(end)
-        unfit = allocation.unhealthy_nodes(read_events(self.run_dir.events_file))
+        unfit = unhealthy_nodes(read_events(self.run_dir.events_file))
         repeated = any(unfit.count(node) > _MOST_REFUSALS for node in unfit)
         if repeated or not unfit or not self._allows_requeue():
             return None
@@ -200,7 +201,7 @@ class BatchScript(ClusterTurn):
         """Requeue the job under the same number, without nodes that do not fit; Slurm ends this script."""
         update, failed = [], "it could not be put back into the queue"
         if end.cause in _ELSEWHERE:
-            unfit = allocation.unhealthy_nodes(read_events(self.run_dir.events_file))
+            unfit = unhealthy_nodes(read_events(self.run_dir.events_file))
             names = dict.fromkeys([*self.run_dir.read_resolved().run_file.job.exclude, *unfit])
             update, failed = [f"JobId={self._job}", f"ExcNodeList={','.join(names)}"], "no other nodes"
         try:

@@ -7,17 +7,13 @@ step; the sweeper, which detached itself as well, waits for the agent's end, and
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
 
-import psutil
-
 from trainworks.host import forking, process
 
 _MARKS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "SLURMD_NODENAME")
-_ROUNDS = 5
 
 
 def marks_of(env: Mapping[str, str]) -> dict[str, str]:
@@ -26,26 +22,6 @@ def marks_of(env: Mapping[str, str]) -> dict[str, str]:
     The step's number keeps a second start of the same node, and the restart count a second start of the job, apart.
     """
     return {name: env[name] for name in _MARKS if name in env}
-
-
-def sweep(marks: Mapping[str, str]) -> int:
-    """Kill all processes with these variables, and those that they start meanwhile; returns their number."""
-    killed = 0
-    for _ in range(_ROUNDS):
-        found = process.processes_with(marks)
-        for one in found:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-        if not found:
-            break
-        psutil.wait_procs(found, timeout=1)
-        killed += len(found)
-    return killed
-
-
-def _wait_and_sweep(pid: int, marks: Mapping[str, str]) -> None:
-    process.wait_for_end(pid)
-    sweep(marks)
 
 
 _OF_THE_STEP = (
@@ -63,9 +39,9 @@ def job_environment(env: dict[str, str]) -> dict[str, str]:
 
 def main(module: str, *arguments: str) -> int:
     """Become the agent, after whose end a process sweeps that is left behind in a step of a job; never returns."""
-    pid, marks = os.getpid(), marks_of(os.environ)
+    marks = marks_of(os.environ)
     if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= marks.keys():
-        forking.leave_behind(lambda: _wait_and_sweep(pid, marks))
+        forking.leave_sweeper(marks)
     process.replace(process.python_module(module, *arguments), job_environment(dict(os.environ)))
 
 

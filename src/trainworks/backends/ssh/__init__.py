@@ -1,0 +1,1 @@
+"""Jobs on machines that ssh reaches: the queue here, and what it starts there."""
