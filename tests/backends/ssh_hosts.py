@@ -79,10 +79,10 @@ class SshSite:
         return list({*below, *process.processes_with(ledger), *process.processes_with(jobs)})
 
     def kill(self, name: str) -> None:
-        """Turn a host off: everything there is gone."""
-        everything = self.processes(name)
+        """Turn a host off: everything there is gone, and nothing of it says so over a connection."""
+        sessions, everything = self.sessions(name), self.processes(name)
         self._daemons[name].kill()
-        for one in everything:
+        for one in (*sessions, *everything):
             with suppress(psutil.NoSuchProcess):
                 one.kill()
         self._daemons[name].wait()

@@ -15,7 +15,7 @@ from tests.fakes import FakeClock, resolved_command
 from trainworks.backends.backend import Backend
 from trainworks.backends.editing import edit_job, finish_interrupted_edit
 from trainworks.backends.local.backend import LocalBackend
-from trainworks.backends.local.launcher import _resolved_for
+from trainworks.backends.local.launcher import Launcher
 from trainworks.config.load import with_settings
 from trainworks.config.run_file import RunFile
 from trainworks.errors import NotOwnerError, TrainworksError, UsageError
@@ -99,7 +99,7 @@ def by_the_launch(store: JobStore, row: JobRow) -> None:
     assert waiting is not None
     started = store.start(waiting, NODE, now=1.0)
     assert started is not None
-    _resolved_for(started, RunDir(Path(row.run_dir)))
+    Launcher(FakeClock(), [])._resolved(started, RunDir(Path(row.run_dir)))
 
 
 @pytest.mark.parametrize("finished", [by_the_next_look, by_the_launch])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ def use_everything(kube: Kube, used: set[tuple[str, str, str]]) -> None:
     kube.cluster.client.patch(path, {"metadata": {"ownerReferences": None}})  # as if it was another job's
     used.discard(("", "secrets", "patch"))
     again.backend.submit(again.rendered, again.here)
+    waits = replace(again.status, reason="no pods yet")
+    again.backend._with_warnings({again.handle: waits})  # as a look at a moment that may pass between two
     again.backend.nodes()
     again.backend.drain("node1", "test")
     again.backend.undrain("node1")
