@@ -68,7 +68,14 @@ def test_a_measured_machine_is_remembered(measured: tuple[Calibration, Path]) ->
 @needs_torch
 @pytest.mark.parametrize(
     ("others", "load", "minutes", "times"),
-    [(0.5, 0.1, 1, 1), (0.5, 3.0, 1, 0), (0.5, 3.0, 11, 1), (0.05, 0.0, 1, 0), (0.05, 3.0, 479, 0), (0.05, 0.0, 481, 1)],
+    [
+        (0.5, 0.1, 1, 1),
+        (0.5, 3.0, 1, 0),
+        (0.5, 3.0, 11, 1),
+        (0.05, 0.0, 1, 0),
+        (0.05, 3.0, 479, 0),
+        (0.05, 0.0, 481, 1),
+    ],
 )
 def test_rates_count_for_hours_and_those_beside_other_programs_for_minutes_and_while_they_run(
     others: float,
