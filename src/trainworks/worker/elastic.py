@@ -233,11 +233,11 @@ class _NodeAgent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         processes = self._processes()
         self._wait_for_ends(processes)
-        if any(process.exitcode for process in processes):
+        if not self._judged and any(process.exitcode for process in processes):
             self._judge(worker_group.workers)
             for process in processes:  # SIGKILL, not torch's SIGTERM: ranks take that as a request to save
                 process.kill()
-        elif not self._hung and (hang := self._monitor.look()):  # killed ranks take a moment to end
+        elif not (self._judged or self._hung) and (hang := self._monitor.look()):  # killed ranks take a moment to end
             self._end(hang)
             for process in processes:
                 process.kill()
@@ -279,7 +279,11 @@ class _NodeAgent(LocalElasticAgent):
         )
 
     def _judge(self, workers: Sequence[Worker]) -> None:
-        """Note how these ranks ended; what became of hung ranks is known."""
+        """Note how these ranks ended, once: those that are killed then have not failed. Hung ranks are known.
+
+        The fork server reports an exit code before it closes the pipe that torch waits for, so torch may see the end
+        one look later.
+        """
         self._judged = True
         if self._hung:
             return

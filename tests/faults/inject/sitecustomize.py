@@ -15,10 +15,12 @@ import os
 import resource
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 READER, TOKENS = "trainworks.worker.data.reader", "trainworks.worker.data.tokens"
 MESH = "trainworks.worker.mesh"
+_LEFT = 13
 
 
 class _Loader(importlib.abc.Loader):
@@ -32,6 +34,8 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         self._real.exec_module(module)
+        if os.environ["TRAINWORKS_TEST_FAULT"].startswith("leave:"):
+            report_slowly()
         harm(module)
 
 
@@ -163,7 +167,19 @@ def stale():
 
 def leave():
     """An exit without a word."""
-    os._exit(13)
+    os._exit(_LEFT)
+
+
+def report_slowly():
+    """Let the fork server, which becomes a fork of this process, rest between the exit code and the end of its pipe."""
+    healthy = forkserver.write_signed
+
+    def write_signed(pipe, number):
+        healthy(pipe, number)
+        if number == _LEFT:
+            time.sleep(0.5)
+
+    forkserver.write_signed = write_signed
 
 
 def read():
