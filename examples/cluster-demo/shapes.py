@@ -164,11 +164,16 @@ def directory(hall: Hall) -> None:
 
 
 def two_boxes(hall: Hall) -> None:
-    """No queue: who logs in to a machine trains on it."""
+    """No scheduler: a machine trains alone, and both over ssh, while the queue is on one of them."""
     text = (HERE / "run.yaml").read_text()
-    (HALL / "run.yaml").write_text(re.sub(r"  engine: slurm\n  nodes: 2\n", "  engine: local\n", text, count=1))
-    run("sed -i '/^  slurm:/d' run.yaml && scp -q run.yaml guides.txt alice@box2:/shared/")
-    run("ssh alice@box2 'mkdir -p /shared/alice && cd /shared/alice && trainworks run ../run.yaml'", succeeded)
+    alone = re.sub(r"  engine: slurm\n  nodes: 2\n  slurm: .*\n", "  engine: local\n", text, count=1)
+    (HALL / "alone.yaml").write_text(alone)
+    (HALL / "run.yaml").write_text(alone.replace("engine: local", "engine: ssh\n  hosts: [box1, box2]"))
+    run("scp -q run.yaml alone.yaml guides.txt alice@box2:/shared/ && scp -q key alice@box2:.ssh/id_ed25519")
+    run("ssh alice@box2 'mkdir -p /shared/alice && cd /shared/alice && trainworks run ../alone.yaml'", succeeded)
+    knows = "for box in box1 box2; do ssh -o StrictHostKeyChecking=accept-new $box true; done"
+    job = "cd /shared/alice && trainworks nodes --cluster ../run.yaml && trainworks submit ../run.yaml --yes"
+    run(f"ssh alice@box2 '{knows}; {job}; trainworks wait; trainworks ps --all'", succeeded)
 
 
 @dataclass(frozen=True, slots=True)

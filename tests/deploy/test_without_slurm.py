@@ -22,7 +22,7 @@ from trainworks.deploy.rollout import Batch, BatchStep, batches, rollout_of
 from trainworks.deploy.upgrade import plan_upgrade
 from trainworks.deploy.verification import services_of, verify
 from trainworks.errors import RunFileError, UsageError
-from trainworks.jobs.described_nodes import with_described_nodes
+from trainworks.jobs.described_nodes import hosts_of, with_described_nodes
 
 EXAMPLE = Path("examples/cluster/stack-two-boxes.yaml")
 STACK, _ = load_stack(EXAMPLE)
@@ -115,11 +115,17 @@ def test_the_steps_and_layers_of_slurm_are_refused(tmp_path: Path) -> None:
         render_stack(tmp_path / "stack.yaml")
 
 
-def test_it_is_a_stack_file_and_no_cluster_that_jobs_are_submitted_to(tmp_path: Path) -> None:
+def test_jobs_reach_its_machines_by_ssh_alone(tmp_path: Path) -> None:
     assert is_stack_file(str(EXAMPLE))
-    text = f"name: demo\nrun: python train.py\ncluster: {EXAMPLE}\n"
-    with pytest.raises(UsageError, match="has no `slurm` that a job could be submitted to"):
-        with_described_nodes(*parse_run_file(text, name="run.yaml"))
+    text = "name: demo\nrun: python train.py\ncluster: {}\n"
+    with pytest.raises(UsageError, match="has no `slurm` that a job could be submitted to") as refused:
+        with_described_nodes(*parse_run_file(text.format(EXAMPLE), name="run.yaml"))
+    assert "`engine: ssh`" in (refused.value.hint or "")
+    by_ssh = text.format(f"{{of: {EXAMPLE}, engine: ssh}}")
+    run_file = with_described_nodes(*parse_run_file(by_ssh, name="run.yaml"))
+    hosts = [host for group in load_stack(EXAMPLE)[0].groups("compute") for host in group.names]
+    assert run_file.cluster.ssh.hosts == tuple(hosts) and run_file.nodes == len(hosts)
+    assert hosts_of(parse_run_file(by_ssh, name="run.yaml")[0].cluster) == run_file.cluster.ssh
 
 
 @dataclass

@@ -51,8 +51,7 @@ def cluster_of_stack(stack: Stack, group: str | None = None) -> ClusterDescripti
     Raises:
         ArgumentError: the nodes are not of one kind, or have no accelerators; the argument is the path of the key.
     """
-    every = list(stack.groups("compute"))
-    groups = every if group is None else [each for each in every if each.is_called(group) or group in each.names]
+    every, groups = list(stack.groups("compute")), compute_groups(stack, group)
     kinds = {each.hosts: _kind(stack, each) for each in groups}
     first = next(iter(kinds.values()), None)
     if first is None or any(kind != first for kind in kinds.values()):
@@ -66,6 +65,12 @@ def cluster_of_stack(stack: Stack, group: str | None = None) -> ClusterDescripti
         )
     found = joined_nodes(stack, groups)
     return found if groups == every else found.model_copy(update={"topology": "auto", "spare_slots": 0})
+
+
+def compute_groups(stack: Stack, group: str | None) -> list[NodeGroup]:
+    """Compute nodes of a stack by the name of their group or of a host of it; all of them when None."""
+    every = stack.groups("compute")
+    return [each for each in every if group is None or each.is_called(group) or group in each.names]
 
 
 def joined_nodes(stack: Stack, groups: Sequence[NodeGroup]) -> ClusterDescription:

@@ -9,10 +9,10 @@ from trainworks.catalog.catalog import accelerator, has, processor
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import PYTORCH_VENDORS
 from trainworks.catalog.prices import known_accelerator
-from trainworks.catalog.stack_cluster import read_cluster
+from trainworks.catalog.stack_cluster import compute_groups, read_cluster
 from trainworks.config.command import AcceleratorRequest, AtLeast, Resources
-from trainworks.config.engines import stack_file_in
-from trainworks.config.run_file import RunFile
+from trainworks.config.engines import Ssh, stack_file_in
+from trainworks.config.run_file import Cluster, RunFile
 from trainworks.config.source import FieldPath, Source
 from trainworks.config.stack import load_stack
 from trainworks.errors import RunFileError, UsageError
@@ -29,7 +29,8 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
     `resources` name. Cores and memory are requested where the catalogue has those of the described node. In place of a
     stack file stand the words of its cluster, which nodes without the file can read. A run file without `of`, or that
     is only planned for, stays as it is, unless the job is written for another program (`of_format`), which runs a
-    described cluster, too. `source` gives an error its place.
+    described cluster, too. The hosts of `engine: ssh` are those of the stack, unless the run file names some. `source`
+    gives an error its place.
 
     Raises:
         UsageError: the description cannot be read, or is of a stack without the scheduler that the job is for, or the
@@ -45,9 +46,9 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
     if named := stack_file_in(cluster.of):
         if cluster.engine == "slurm" and load_stack(Path(named[0]))[0].slurm is None:
             message = f"`{named[0]}` has no `slurm` that a job could be submitted to"
-            hint = "add `slurm` to the stack, or name another `engine` beside `of`"
+            hint = "write `engine: ssh` beside `of`, to start jobs on its machines without a scheduler"
             raise UsageError(message, place=_place(source, ("cluster",)), hint=hint)
-        changes["of"] = whole.name
+        changes |= {"of": whole.name, "ssh": hosts_of(cluster)}
     takes_a_rank = whole.accelerator.vendor in PYTORCH_VENDORS  # each of them; on others the command decides
     if run_file.starts == "per_rank" and cluster.processes_per_node == "auto" and takes_a_rank:
         changes["processes_per_node"] = count
@@ -60,6 +61,15 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
     return run_file.model_copy(
         update={"cluster": cluster.model_copy(update=changes), "resources": written.model_copy(update=resources)}
     )
+
+
+def hosts_of(cluster: Cluster) -> Ssh:
+    """Options of `engine: ssh` with their hosts: by default the compute nodes of the stack that `of` names."""
+    options, named = cluster.ssh, stack_file_in(cluster.of or "")
+    if cluster.engine != "ssh" or options.hosts or named is None:
+        return options
+    groups = compute_groups(load_stack(Path(named[0]))[0], named[1])
+    return options.model_copy(update={"hosts": tuple(host for group in groups for host in group.names)})
 
 
 def described_part(run_file: RunFile, source: Source | None = None) -> ClusterDescription:

@@ -66,10 +66,14 @@ class SshBackend(DispatchedBackend):
     @classmethod
     def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
         """Create the backend of a run file's `cluster`."""
-        if not cluster.ssh.hosts:
+        options = cluster.ssh
+        if not options.hosts and cluster.of is not None:
+            from trainworks.jobs.described_nodes import hosts_of  # noqa: PLC0415  # the catalogue
+
+            options = hosts_of(cluster)
+        if not options.hosts:
             raise UsageError("`cluster.hosts` is missing", hint="write `cluster: {engine: ssh, hosts: [box1, box2]}`")
-        hosts = tuple(sorted(cluster.ssh.hosts))
-        return cls(cluster.ssh.model_copy(update={"hosts": hosts}))
+        return cls(options.model_copy(update={"hosts": tuple(sorted(options.hosts))}))
 
     @classmethod
     def allocated_nodes(cls) -> AllocatedNodes:
