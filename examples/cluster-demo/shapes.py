@@ -165,14 +165,17 @@ def directory(hall: Hall) -> None:
 
 def two_boxes(hall: Hall) -> None:
     """No scheduler: a machine trains alone, and both over ssh, while the queue is on one of them."""
-    text = (HERE / "run.yaml").read_text()
-    alone = re.sub(r"  engine: slurm\n  nodes: 2\n  slurm: .*\n", "  engine: local\n", text, count=1)
+    text = (HERE / "run.yaml").read_text().replace("/shared/", "/export/shared/")
+    alone = re.sub(r"  slurm: .*\n", "", text.replace("  engine: slurm\n  nodes: 2\n", "  engine: local\n"))
     (HALL / "alone.yaml").write_text(alone)
     (HALL / "run.yaml").write_text(alone.replace("engine: local", "engine: ssh\n  hosts: [box1, box2]"))
-    run("scp -q run.yaml alone.yaml guides.txt alice@box2:/shared/ && scp -q key alice@box2:.ssh/id_ed25519")
-    run("ssh alice@box2 'mkdir -p /shared/alice && cd /shared/alice && trainworks run ../alone.yaml'", succeeded)
+    run("scp -q run.yaml alone.yaml guides.txt alice@box2:/export/shared/ && scp -q key alice@box2:.ssh/id_ed25519")
+    run(
+        "ssh alice@box2 'mkdir -p /export/shared/alice && cd /export/shared/alice && trainworks run ../alone.yaml'",
+        succeeded,
+    )
     knows = "for box in box1 box2; do ssh -o StrictHostKeyChecking=accept-new $box true; done"
-    job = "cd /shared/alice && trainworks nodes --cluster ../run.yaml && trainworks submit ../run.yaml --yes"
+    job = "cd /export/shared/alice && trainworks nodes --cluster ../run.yaml && trainworks submit ../run.yaml --yes"
     run(f"ssh alice@box2 '{knows}; {job}; trainworks wait; trainworks ps --all'", succeeded)
 
 
@@ -218,7 +221,7 @@ def break_and_repair(hall: Hall, name: str) -> float:
     }
     if hall.stack.slurm is None:
         changes = {
-            "/etc/systemd/system/shared.mount": "echo Options=soft | sudo tee -a /etc/systemd/system/shared.mount",
+            "/etc/systemd/system/export-shared.mount": "echo Options=soft | sudo tee -a /etc/systemd/system/export-shared.mount",
             "/etc/trainworks/exporter.token": "sudo chmod 644 /etc/trainworks/exporter.token",
         }
     changes["prometheus-node-exporter"] = "sudo systemctl stop trainworks-exporter prometheus-node-exporter"
