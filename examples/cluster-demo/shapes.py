@@ -220,8 +220,9 @@ def break_and_repair(hall: Hall, name: str) -> float:
         "/etc/munge/munge.key": "sudo chmod 644 /etc/munge/munge.key",
     }
     if hall.stack.slurm is None:
+        unit = "/etc/systemd/system/export-shared.mount"
         changes = {
-            "/etc/systemd/system/export-shared.mount": "echo Options=soft | sudo tee -a /etc/systemd/system/export-shared.mount",
+            unit: f"echo Options=soft | sudo tee -a {unit}",
             "/etc/trainworks/exporter.token": "sudo chmod 644 /etc/trainworks/exporter.token",
         }
     changes["prometheus-node-exporter"] = "sudo systemctl stop trainworks-exporter prometheus-node-exporter"
