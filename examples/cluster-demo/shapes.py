@@ -29,7 +29,7 @@ def submit(login: str, *, nodes: int = 2, folder: str = "/shared", further: str 
     (HALL / "run.yaml").write_text(text)
     run(f"scp -q run.yaml guides.txt alice@{login}:{folder}/")
     job = f"mkdir -p {folder}/alice && cd {folder}/alice && trainworks submit ../run.yaml --yes"
-    run(f"ssh alice@{login} '{job}; trainworks wait; trainworks ps --all'", succeeded)
+    run(f"ssh alice@{login} '{job}; trainworks wait || tail -n 30 runs/*/logs/*.log; trainworks ps --all'", succeeded)
 
 
 def succeeded(code: int, printed: str) -> bool:
@@ -176,7 +176,10 @@ def two_boxes(hall: Hall) -> None:
     )
     knows = "for box in box1 box2; do ssh -o StrictHostKeyChecking=accept-new $box true; done"
     job = "cd /export/shared/alice && trainworks nodes --cluster ../run.yaml && trainworks submit ../run.yaml --yes"
-    run(f"ssh alice@box2 '{knows}; {job}; trainworks wait; trainworks ps --all'", succeeded)
+    run(
+        f"ssh alice@box2 '{knows}; {job}; trainworks wait || tail -n 30 runs/*/logs/*.log; trainworks ps --all'",
+        succeeded,
+    )
 
 
 @dataclass(frozen=True, slots=True)
