@@ -11,9 +11,7 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from trainworks.config.stack import Stack
 from trainworks.deploy import file_systems, racks
@@ -22,6 +20,7 @@ from trainworks.deploy.file_systems import MountUnit
 from trainworks.deploy.hardware import gpu_of
 from trainworks.deploy.layers import operating_system
 from trainworks.deploy.node_groups import nccl_settings
+from trainworks.deploy.task_texts import TaskTexts, jinja_template
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
@@ -105,7 +104,7 @@ def delivered_files(
     """Files of each host by path, from the text of the project's files and of those below its `secrets`."""
     found: dict[str, dict[str, DeliveredFile]] = {}
     options, in_rack, of_hosts = exporters(stack), racks.rack_of_nodes(stack), _by_folder(files)
-    units = file_systems.mount_units(stack)
+    units, of_tasks = file_systems.mount_units(stack), TaskTexts(files)
     for name, group in stack.group_names.items():
         common, gpu = [*_copied(stack, files, name)], gpu_of(stack, group)
         for host, address in group.addresses.items():
@@ -117,6 +116,7 @@ def delivered_files(
                 *_derived(stack, files, name, host, units),
                 *([DeliveredFile("/etc/nvidia-imex/nodes_config.cfg", imex)] if imex is not None else []),
                 *_exporter_unit(stack, files, name, address, options.get(host, "")),
+                *(DeliveredFile(each.path, each.text, each.mode) for each in of_tasks.of(host)),
             ]
             found[host] = {each.path: each for each in every}
     return found
@@ -195,20 +195,13 @@ def _exporter_unit(
 ) -> Iterator[DeliveredFile]:
     if stack.monitoring is None or not options:
         return
-    text = _template(files["roles/monitoring/templates/trainworks-exporter.service.j2"]).render(
+    text = jinja_template(files["roles/monitoring/templates/trainworks-exporter.service.j2"]).render(
         trainworks=stack.monitoring.trainworks,
         exporters={"this": {"listen": str(ListenAddress(address, EXPORTER_PORTS["trainworks"])), "options": options}},
         inventory_hostname="this",
         group_names=stack.group_names[group].roles,
     )
     yield DeliveredFile(f"{_UNITS}/trainworks-exporter.service", text)
-
-
-@cache
-def _template(text: str) -> Any:
-    from jinja2 import Template  # noqa: PLC0415, 20 ms that `deploy check` saves
-
-    return Template(text, trim_blocks=True, keep_trailing_newline=True)
 
 
 @dataclass(frozen=True, slots=True)
