@@ -13,8 +13,7 @@ import yaml
 
 from trainworks.api.deploying import render_stack, write_stack
 from trainworks.config.stack import Stack, load_stack
-from trainworks.deploy.delivered import AppliedHosts, DeliveredFile, delivered_files
-from trainworks.deploy.task_texts import TaskTexts
+from trainworks.deploy.delivered import AppliedHosts, DeliveredFile, TaskTexts, delivered_files
 from trainworks.errors import UsageError
 
 ANSIBLE = Path(sys.executable).with_name("ansible-playbook")
