@@ -112,7 +112,7 @@ def delivered_files(
     """Files of each host by path, from the text of the project's files and of those below its `secrets`."""
     found: dict[str, dict[str, DeliveredFile]] = {}
     options, in_rack, of_hosts = exporters(stack), racks.rack_of_nodes(stack), _by_folder(files)
-    units, of_tasks = file_systems.mount_units(stack), TaskTexts(files)
+    units, of_tasks = file_systems.mount_units(stack), TaskTexts(files, stack.own.roles)
     for name, group in stack.group_names.items():
         common, gpu = [*_copied(stack, files, name)], gpu_of(stack, group)
         for host, address in group.addresses.items():
@@ -216,11 +216,13 @@ def _exporter_unit(
 class TaskTexts:
     """What the tasks of a rendered project write; `files` are the texts of the project by path.
 
-    Left out are tasks that loop, that ask for facts of the host, or that write secrets, and files of tasks that another
-    file includes.
+    Left out are tasks that loop, that ask for facts of the host, or that write secrets, files of tasks that another
+    file includes, and texts with a variable of the user that is itself a template.
     """
 
     files: Mapping[str, str]
+    own_roles: Collection[str] = ()
+    """Roles of the user, whose tasks may use all that Ansible has."""
 
     def of(self, host: str) -> Iterator[DeliveredFile]:
         """Texts of a host of the inventory, in the order of the tasks."""
@@ -232,7 +234,7 @@ class TaskTexts:
             if play["hosts"] != "all" and not set(names).intersection(play["hosts"].split(":")):
                 continue
             for role in play.get("roles", ()):
-                if _holds(role.get("when"), variables):
+                if role["role"] not in self.own_roles and _holds(role.get("when"), variables):
                     tasks = self._yaml(f"roles/{role['role']}/tasks/main.yaml") or ()
                     yield from self._of_tasks(role["role"], tasks, variables)
 
@@ -249,7 +251,8 @@ class TaskTexts:
                 yield from self._of_tasks(role, task["block"], variables)
             elif text and of_task["mode"] in _FOR_ALL_TO_READ and _holds(task.get("when"), variables):
                 path, text = (jinja_template(each).render(variables) for each in (of_task["dest"], text))
-                yield DeliveredFile(path, text, of_task["mode"].lstrip("0"))
+                if "{{" not in text:
+                    yield DeliveredFile(path, text, of_task["mode"].lstrip("0"))
 
     def _yaml(self, path: str) -> Any:
         return _read(self.files[path]) if path in self.files else {}
