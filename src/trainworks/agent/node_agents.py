@@ -20,6 +20,7 @@ from trainworks.host.forking import Spare
 from trainworks.host.network import LOOPBACK, free_ports, listen
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
+from trainworks.jobs.state import Cause
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import LINK_LOST, ExitCode
 from trainworks.record.resolved import ResolvedRun
@@ -37,6 +38,8 @@ class Hosts(Protocol):
     """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
     can_be_replaced: bool
     """Whether the backend gives the job other nodes if it leaves with `Cause.NODE_UNHEALTHY`."""
+    killed_part: Cause
+    """What is lost if a signal ends the process of `command` itself."""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -62,6 +65,7 @@ class OwnProcesses:
     """Hosts whose agents, or processes that stand for them, are started by the supervisor itself."""
 
     can_be_replaced = False
+    killed_part = Cause.AGENT_LOST
 
     def killed_by(self, exit_code: int) -> int | None:
         """None: they end by the signals of the agents."""
@@ -100,6 +104,7 @@ class SomeHosts:
         self._places = places
         self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
         self.are_here, self.can_be_replaced = hosts.are_here, hosts.can_be_replaced
+        self.killed_part = hosts.killed_part
         self.killed_by, self.ask_to_stop, self.free_ports = hosts.killed_by, hosts.ask_to_stop, hosts.free_ports
 
     def command(self, node: int, command: list[str]) -> list[str]:
@@ -225,6 +230,12 @@ class Nodes(abc.ABC):
     def loses_node(self, exit_code: int) -> bool:
         """Whether an agent that ended with this code stood on another machine, to which the connection is lost."""
         return exit_code == LINK_LOST and not self._hosts.are_here
+
+    def lost_part(self, node: int, exit_code: int) -> Cause:
+        """What was lost with the agent of a node, as `lost` gives it: the agent alone, its step or the whole node."""
+        if self.loses_node(exit_code):
+            return Cause.NODE_LOST
+        return self._hosts.killed_part if (self._agents[node].exit_code() or 0) < 0 else Cause.AGENT_LOST
 
     def end_containers(self) -> None:
         """End what is left in containers of ended agents, on this machine."""

@@ -98,7 +98,7 @@ class ClusterTurn(abc.ABC):
             if not parse_state(last.state).waits:  # that turn could not record its end
                 self.enter(before)
             if self.is_limited and not self._may_start_again():
-                return self.finish(self.enter(self.no_restart_left(parse_cause(before.cause) or Cause.NODE_LOST)))
+                return self.finish(self.enter(self.no_restart_left(parse_cause(before.cause) or Cause.UNKNOWN)))
         return self._supervised(lock, is_next=before is not None)
 
     def _supervised(self, lock: int, *, is_next: bool) -> int:

@@ -112,6 +112,7 @@ class Cause(enum.StrEnum):
     NODE_RECLAIMED = "node_reclaimed", "the cloud takes a node back", True, False
     SCHEDULER_LOST = "scheduler_lost", "the scheduler crashed and lost the job", True, False
     AGENT_LOST = "agent_lost", "a node's agent was lost", True
+    STEP_LOST = "step_lost", "a step of the job was lost", True
     PEER_LOST = "peer_lost", "another rank was lost", True
     KILLED = "killed", "killed by a signal", True
     PREEMPTED = "preempted", "preempted by another job", True, False

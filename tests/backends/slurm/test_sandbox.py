@@ -181,7 +181,7 @@ def test_a_killed_agent_starts_again_where_it_is(cluster: Cluster) -> None:
     assert (run.end().restarts, run.state, len(run.events("attempt"))) == (0, "SUCCEEDED", 2)
     # Slurm kills all processes of a step at once: the other agent may still record that its command was killed
     killed, *ended = run.events("failure")
-    assert (killed["cause"], killed["signal"], killed["rank"]) == ("node_lost", "SIGKILL", None)
+    assert (killed["cause"], killed["signal"], killed["rank"]) == ("agent_lost", "SIGKILL", None)
     assert [each["cause"] for each in ended] in ([], ["killed"])
 
 

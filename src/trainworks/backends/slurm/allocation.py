@@ -84,6 +84,8 @@ class StepHosts(OwnProcesses):
 
     are_here = False
     can_be_replaced = True
+    killed_part = Cause.STEP_LOST
+    """Of a killed `srun` Slurm ends the step."""
 
     def __init__(self, got: Allocation, step: StepCommand, client: SlurmClient) -> None:
         self._got = got
@@ -227,7 +229,7 @@ def _watch(client: SlurmClient, clock: Clock) -> None:
         with contextlib.suppress(psutil.Error, OSError):
             sruns = [child.pid for child in psutil.Process().children() if child.name() == "srun"]
             for pid in watch.take(connected(sruns), clock.now()) if sruns else ():
-                sys.stderr.write(f"srun {pid} has lost its slurmstepd: it is ended, its agent counts as lost\n")
+                sys.stderr.write(f"srun {pid} has lost its slurmstepd: it is ended, its step counts as lost\n")
                 os.kill(pid, signal.SIGKILL)
 
 
