@@ -7,15 +7,16 @@ the only counter, so no process can forget it.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainworks.record.events.job import RestartEvent, StateEvent, SubmittedEvent
+from trainworks.record.events.job import AgentLostEvent, FailureEvent, RestartEvent, StateEvent, SubmittedEvent
 from trainworks.record.events.log import Event, of_kind
 from trainworks.record.events.training import RanksStartedEvent
-from trainworks.recover.failures import latest_launch_events
+from trainworks.recover.failures import first_failure, latest_launch_events
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
@@ -178,3 +179,113 @@ def earlier_turns(events: Sequence[Event]) -> int:
     for event in of_kind(events, SubmittedEvent):
         turns = turns + 1 if event.get("restarts") else 1
     return turns
+
+
+class Begin(enum.StrEnum):
+    """How a life of a job began."""
+
+    SUBMIT = "submitted"
+    RESUME = "resumed by a user"
+    REQUEUE = "got nodes again"
+    AGENT = "agent started again in place"
+    RANKS = "ranks started again in place"
+    RESIZE = "continued on other nodes"
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """One life of a job: from a start of its ranks to the next."""
+
+    begin: Begin
+    began_at: float
+    """Seconds since the epoch."""
+    cause: str | None
+    """Why the life before ended; None for the first, and where the record does not say so."""
+    message: str | None
+    part: str | None
+    """What failed then: a rank, an agent, a step, a node, the controller; None where that is no part of the job."""
+    attempt: int
+    """1-based number of the allocation."""
+    resumed_from_step: int | None = None
+    """0 is from scratch; None if the ranks have not met, or where the program of a command alone knows."""
+
+
+def lives_of(events: Sequence[Event]) -> list[Life]:
+    """Every life of a job, oldest first: its allocations, and the restarts of ranks and agents within each.
+
+    An agent that starts again, and the ranks that start with it, are one life, as are agents lost together.
+    """
+    lives: list[Life] = []
+    since: list[Event] = []
+    """Events since the present life began: they say why it ended."""
+    has_ranks, again = False, set[int | None]()
+    for event in events:
+        if (begin := _begin(event, lives, has_ranks=has_ranks, again=again)) is not None:
+            lives.append(_life(begin, event, since, lives))
+            since, has_ranks, again = [], False, set()
+        if event["kind"] == "restart":
+            again.add(event.get("node"))
+        has_ranks |= event["kind"] in ("ranks_started", "attempt")
+        if event["kind"] == "attempt" and lives:
+            lives[-1].resumed_from_step = event.get("resumed_from_step")
+        since.append(event)
+    return lives
+
+
+def _begin(event: Event, lives: Sequence[Life], *, has_ranks: bool, again: set[int | None]) -> Begin | None:
+    """How a life begins with an event; None if the event belongs to the present one.
+
+    The ranks of that may have started, and the agents of the nodes `again` were started again in it.
+    """
+    node = event.get("node")
+    match event["kind"]:
+        case "submitted":
+            return Begin.REQUEUE if event.get("restarts") else Begin.RESUME if lives else Begin.SUBMIT
+        case "resized":
+            return Begin.RESIZE
+        case "restart" if node is None:
+            return Begin.RANKS
+        case "restart" if has_ranks or not again or not again.isdisjoint({node, None}):
+            return Begin.AGENT
+        case "ranks_started" if has_ranks:
+            return Begin.RANKS
+    return None
+
+
+def _life(begin: Begin, event: Event, since: Sequence[Event], lives: Sequence[Life]) -> Life:
+    """A life that begins with an event, after those of the life before; a user needs no reason for a new one."""
+    failure, waits = first_failure(since), [one for one in of_kind(since, StateEvent) if one["state"] in WAITING_STATES]
+    cause: str | None = None
+    message: str | None = event.get("message")
+    part: str | None = None
+    if begin is Begin.REQUEUE and waits:
+        cause, message = waits[-1]["cause"], waits[-1]["message"]
+        part = _part_of(failure) if failure and failure["cause"] == cause else _PARTS.get(cause or "")
+    elif failure is not None and begin not in (Begin.SUBMIT, Begin.RESUME):
+        cause, message, part = failure["cause"], failure["message"], _part_of(failure)
+    elif begin in (Begin.AGENT, Begin.RANKS) and (lost := of_kind(since, AgentLostEvent)):
+        cause, message = "agent_lost", f"it ended with code {lost[0]['exit_code']}"
+        part = f"agent of node {lost[0]['node']}"
+    return Life(
+        begin=begin,
+        began_at=float(event.get("t", math.nan)),
+        cause=cause,
+        message=message,
+        part=part,
+        attempt=(lives[-1].attempt if lives else 0) + (event["kind"] == "submitted"),
+    )
+
+
+_PARTS = {
+    **{"agent_lost": "agent", "step_lost": "step", "scheduler_lost": "controller"},
+    **dict.fromkeys(("node_lost", "node_unhealthy", "node_reclaimed"), "node"),
+}
+"""Part of a job or of its cluster that fails with a cause."""
+
+
+def _part_of(failure: FailureEvent) -> str:
+    """`rank 3 on node 1`, `agent of node 1` or `node 1`."""
+    rank, node, part = failure.get("rank"), failure.get("node"), _PARTS.get(failure["cause"])
+    if rank is not None:
+        return f"rank {rank} on node {node}"
+    return f"{part} of node {node}" if part in ("agent", "step") else f"node {node}"
