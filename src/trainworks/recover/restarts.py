@@ -21,7 +21,7 @@ from trainworks.recover.failures import first_failure, latest_launch_events
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
 
-FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy", "node_reclaimed", "scheduler_lost"})
+FREE_CAUSES = frozenset({"preempted", "requeued", "no_capacity", "node_unhealthy", "node_reclaimed", "scheduler_lost"})
 """Causes of `job.state` after which another turn costs no restart."""
 BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})
 WAITING_STATES = frozenset({"QUEUED", "PREEMPTED"})
@@ -277,7 +277,9 @@ def _life(begin: Begin, event: Event, since: Sequence[Event], lives: Sequence[Li
 
 
 _PARTS = {
-    **{"agent_lost": "agent", "step_lost": "step", "scheduler_lost": "controller"},
+    "agent_lost": "agent",
+    "step_lost": "step",
+    "scheduler_lost": "controller",
     **dict.fromkeys(("node_lost", "node_unhealthy", "node_reclaimed"), "node"),
 }
 """Part of a job or of its cluster that fails with a cause."""

@@ -107,7 +107,8 @@ class Dispatcher:
         # on request of an administrator; an owner ends such a job directly
         for job in [job for job in self._jobs.values() if job.state.waits and job.asked_to_end is not None]:
             changes: JobChanges = {"asked_to_end": None, "asked_by": None}
-            if self._store.move(job.id, STOPPED_BEFORE_START, since=(job.state,), now=self._clock.now(), **changes):
+            stopped = STOPPED_BEFORE_START.because(job.stopped_by)
+            if self._store.move(job.id, stopped, since=(job.state,), now=self._clock.now(), **changes):
                 self._launcher.stopped(job)
             self._forget(job.id)
         self._serve()

@@ -217,7 +217,9 @@ class Launcher:
     def stopped(self, job: JobRow) -> None:
         """Record that the job was stopped before its start, if its run directory can be written."""
         with suppress(OSError, NotOwnerError):
-            self._run_dir(job).enter(RunStatus.of(STOPPED_BEFORE_START, updated_at=self._clock.now()))
+            self._run_dir(job).enter(
+                RunStatus.of(STOPPED_BEFORE_START.because(job.stopped_by), updated_at=self._clock.now())
+            )
         self.forget(job)
 
     def concluded(self, job: JobRow, end: End) -> None:

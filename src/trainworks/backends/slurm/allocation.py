@@ -141,6 +141,11 @@ def state_query(job: str) -> tuple[str, ...]:
     return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20")
 
 
+def request_query(job: str) -> tuple[str, ...]:
+    """Arguments of `squeue` that print the state of a job, when it was preempted, and when it ends."""
+    return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20,PreemptTime:24,EndTime:24")
+
+
 def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = math.nan) -> tuple[Cause, float]:
     """Cause and time of the last allocation's end.
 
@@ -149,7 +154,7 @@ def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = mat
     is not known.
     """
     launches = of_kind(read_events(run_dir.events_file), SubmittedEvent)
-    since = float(launches[-1]["t"]) if launches else 0.0
+    since = float(launches[-1].get("started_at") or launches[-1]["t"]) if launches else 0.0
     lived_until = signs_of_life(run_dir)
     crashed = math.floor(since) <= controller_started_at and lived_until <= controller_started_at + _FOUND_OUT_S
     lost = Cause.SCHEDULER_LOST if crashed else Cause.NODE_LOST

@@ -217,7 +217,8 @@ class SlurmBackend(Backend):
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """Status from slurmctld, or from accounting for jobs that slurmctld has forgotten.
 
-        A job that Slurm holds because a node could not launch it is released, at most three times.
+        A job that Slurm holds because a node could not launch it is released, at most three times. Accounting alone
+        knows who has cancelled a job.
         """
         if not handles:
             return {}
@@ -225,9 +226,12 @@ class SlurmBackend(Backend):
         for handle, status in statuses.items():
             if (status.reason or "").replace("_", " ") == _HELD_BY_SLURM and status.restarts <= _MOST_RELEASES:
                 self.release(handle)
-        if (missing := [handle for handle in handles if handle not in statuses]) and self._accounting:
-            statuses |= self._poll_history(missing)
-        return statuses
+        cancelled = [handle for handle, status in statuses.items() if status.state is JobState.STOPPED]
+        missing = [handle for handle in handles if handle not in statuses]
+        history = self._poll_history([*missing, *cancelled]) if self._accounting and (missing or cancelled) else {}
+        for handle in history.keys() & cancelled:
+            statuses[handle] = replace(statuses[handle], ended_by=history[handle].ended_by)
+        return history | statuses
 
     def _poll_queue(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         wanted = f"--jobs={','.join(handles)}"
