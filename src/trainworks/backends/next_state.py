@@ -9,6 +9,7 @@ from pathlib import Path
 from trainworks.agent.allocation import signs_of_life
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.job_tag import is_mark, mark_of
+from trainworks.backends.ownership import stopped_by
 from trainworks.jobs.job_row import Attempt, JobChanges, JobRow, Placement
 from trainworks.jobs.state import Cause, JobState, attempt_state, parse_cause, parse_state
 from trainworks.record.events.job import StateEvent, SubmittedEvent
@@ -88,7 +89,7 @@ def _with_user(end: End, job: JobRow, status: JobStatus | None = None) -> End:
     """An end that says who has stopped the job, if that is known; one that has ended by itself is as it was."""
     if end.state != JobState.STOPPED or end.cause not in (None, Cause.KILLED):
         return end
-    return end.because(job.stopped_by or (status.ended_by if status is not None else None))
+    return end.because(stopped_by(job) or (status.ended_by if status is not None else None))
 
 
 def _columns(status: JobStatus) -> JobChanges:

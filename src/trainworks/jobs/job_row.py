@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
-from trainworks.host.users import user_name
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.status import End
@@ -85,13 +84,6 @@ class JobRow:
     def ended_at(self) -> float | None:
         """Time of its end; None before that."""
         return self.end.at
-
-    @property
-    def stopped_by(self) -> str | None:
-        """`stopped by ada` if a user has requested the end of the job; None if nobody has."""
-        if self.asked_to_end not in ("stop", "kill") or self.asked_by is None:
-            return None
-        return f"stopped by {user_name(self.asked_by)}"
 
     @property
     def team(self) -> str:

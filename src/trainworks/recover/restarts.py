@@ -211,69 +211,49 @@ class Life:
 
 
 def lives_of(events: Sequence[Event]) -> list[Life]:
-    """Every life of a job, oldest first: its allocations, and the restarts of ranks and agents within each.
-
-    An agent that starts again, and the ranks that start with it, are one life, as are agents lost together.
-    """
+    """Every life of a job, oldest first: its allocations, changes of its nodes, and every restart that counts."""
     lives: list[Life] = []
     since: list[Event] = []
     """Events since the present life began: they say why it ended."""
-    has_ranks, again = False, set[int | None]()
+    count = _Count()
     for event in events:
-        if (begin := _begin(event, lives, has_ranks=has_ranks, again=again)) is not None:
-            lives.append(_life(begin, event, since, lives))
-            since, has_ranks, again = [], False, set()
-        if event["kind"] == "restart":
-            again.add(event.get("node"))
-        has_ranks |= event["kind"] in ("ranks_started", "attempt")
+        used = len(count.at)
+        count.take(event)
+        if event["kind"] in ("submitted", "resized") or len(count.at) > used:
+            lives.append(_life(event, since, lives))
+            since = []
         if event["kind"] == "attempt" and lives:
             lives[-1].resumed_from_step = event.get("resumed_from_step")
         since.append(event)
     return lives
 
 
-def _begin(event: Event, lives: Sequence[Life], *, has_ranks: bool, again: set[int | None]) -> Begin | None:
-    """How a life begins with an event; None if the event belongs to the present one.
-
-    The ranks of that may have started, and the agents of the nodes `again` were started again in it.
-    """
-    node = event.get("node")
-    match event["kind"]:
-        case "submitted":
-            return Begin.REQUEUE if event.get("restarts") else Begin.RESUME if lives else Begin.SUBMIT
-        case "resized":
-            return Begin.RESIZE
-        case "restart" if node is None:
-            return Begin.RANKS
-        case "restart" if has_ranks or not again or not again.isdisjoint({node, None}):
-            return Begin.AGENT
-        case "ranks_started" if has_ranks:
-            return Begin.RANKS
-    return None
-
-
-def _life(begin: Begin, event: Event, since: Sequence[Event], lives: Sequence[Life]) -> Life:
+def _life(event: Event, since: Sequence[Event], lives: Sequence[Life]) -> Life:
     """A life that begins with an event, after those of the life before; a user needs no reason for a new one."""
-    failure, waits = first_failure(since), [one for one in of_kind(since, StateEvent) if one["state"] in WAITING_STATES]
-    cause: str | None = None
-    message: str | None = event.get("message")
-    part: str | None = None
-    if begin is Begin.REQUEUE and waits:
-        cause, message = waits[-1]["cause"], waits[-1]["message"]
-        part = _part_of(failure) if failure and failure["cause"] == cause else _PARTS.get(cause or "")
-    elif failure is not None and begin not in (Begin.SUBMIT, Begin.RESUME):
-        cause, message, part = failure["cause"], failure["message"], _part_of(failure)
-    elif begin in (Begin.AGENT, Begin.RANKS) and (lost := of_kind(since, AgentLostEvent)):
-        cause, message = "agent_lost", f"it ended with code {lost[0]['exit_code']}"
-        part = f"agent of node {lost[0]['node']}"
-    return Life(
-        begin=begin,
-        began_at=float(event.get("t", math.nan)),
-        cause=cause,
-        message=message,
-        part=part,
-        attempt=(lives[-1].attempt if lives else 0) + (event["kind"] == "submitted"),
-    )
+    attempt, began_at = lives[-1].attempt if lives else 0, float(event.get("t", math.nan))
+    if event["kind"] == "submitted" and not event.get("restarts"):
+        begin = Begin.RESUME if lives else Begin.SUBMIT
+        return Life(begin=begin, began_at=began_at, cause=None, message=None, part=None, attempt=attempt + 1)
+    cause, message, part = _why_ended(since)
+    if event["kind"] == "submitted":
+        waits = [one for one in of_kind(since, StateEvent) if one["state"] in WAITING_STATES][-1:]
+        if waits and waits[0]["cause"] != cause:  # a failure is that cause, or came of it
+            cause, message, part = waits[0]["cause"], waits[0]["message"], _PARTS.get(waits[0]["cause"] or "")
+        begin, attempt = Begin.REQUEUE, attempt + 1
+    elif event["kind"] == "resized":
+        begin, message = Begin.RESIZE, message or event["message"]
+    else:
+        begin = Begin.AGENT if event.get("node") is not None else Begin.RANKS
+    return Life(begin=begin, began_at=began_at, cause=cause, message=message, part=part, attempt=attempt)
+
+
+def _why_ended(since: Sequence[Event]) -> tuple[str | None, str | None, str | None]:
+    """Cause, message and failed part of the end of a life."""
+    if (failure := first_failure(since)) is not None:
+        return failure["cause"], failure["message"], _part_of(failure)
+    for lost in of_kind(since, AgentLostEvent):
+        return "agent_lost", f"it ended with code {lost['exit_code']}", f"agent of node {lost['node']}"
+    return None, None, None
 
 
 _PARTS = {

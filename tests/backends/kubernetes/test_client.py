@@ -50,7 +50,7 @@ def server(tmp_path: Path) -> Iterator[Callable[..., KubernetesClient]]:
                 self.end_headers()
                 self.wfile.write(body.encode() if isinstance(body, str) else json.dumps(body).encode())
 
-            do_POST = do_PATCH = do_DELETE = do_GET
+            do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815, as http.server calls them
 
             def log_message(self, *arguments: Any) -> None:
                 pass

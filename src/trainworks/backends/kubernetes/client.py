@@ -1,7 +1,4 @@
-"""Client of an API server: the official library, with a timeout for every request and one exception per outcome.
-
-A server that is busy or away is asked again for a while, unless a repeated request could have another effect.
-"""
+"""Client of an API server: the official library, with a timeout for every request and one exception per outcome."""
 
 from __future__ import annotations
 
@@ -31,9 +28,8 @@ _TIMEOUT_S = (5.0, 30.0)
 _PATIENCE_S = 30.0
 """Time for which a server that is busy or away is asked again."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
-"""Waits before a request is repeated, each twice as long as the one before; the server may name another in 429 or 503."""
+"""Waits before a request is repeated, each twice as long as the one before, where the server names none."""
 _TOO_MANY = 429
-"""The server has not looked at the request: any may be repeated."""
 _PAGE = 500
 _CONFIGURATION = "~/.kube/config"
 _BUSY = (429, 500, 502, 503, 504)
@@ -48,12 +44,10 @@ class KubernetesRefusedError(UsageError):
 
 
 class _BusyError(UnreachableError):
-    """The server cannot answer now."""
+    """The server cannot answer now; it may ask for a wait, and say that it has not read the request."""
 
     retry_after_s: float | None = None
-    """Wait that the server asks for."""
     is_unread = False
-    """Whether the server says that it has not looked at the request."""
 
 
 class NotFound(KubernetesRefusedError):

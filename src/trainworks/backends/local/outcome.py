@@ -62,7 +62,7 @@ def _ended_on_request(job: JobRow, status: RunStatus) -> End:
     if job.asked_to_end == "time_limit":
         message = f"its time limit of {job.spec.time_limit_s or 0.0:.0f} s was over"
         return End(JobState.FAILED, Cause.TIME_LIMIT, message, exit_code=ExitCode.USER_ERROR)
-    return replace(status.end, state=JobState.STOPPED, exit_code=0).because(job.stopped_by)
+    return replace(status.end, state=JobState.STOPPED, exit_code=0)
 
 
 def _never_began(failed_launches: int) -> End:

@@ -85,7 +85,6 @@ class StepHosts(OwnProcesses):
     are_here = False
     can_be_replaced = True
     killed_part = Cause.STEP_LOST
-    """Of a killed `srun` Slurm ends the step."""
 
     def __init__(self, got: Allocation, step: StepCommand, client: SlurmClient) -> None:
         self._got = got
@@ -127,7 +126,8 @@ class StepHosts(OwnProcesses):
         if number not in signal.valid_signals() or number >= signal.SIGRTMIN or number in ENDING:
             return None
         with contextlib.suppress(TrainworksError):
-            return number if self._client.call("squeue", *state_query(self._got.job)).strip() == "RUNNING" else None
+            said = self._client.call("squeue", *state_query(self._got.job)).split()
+            return number if said[:1] == ["RUNNING"] else None
         return None
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
@@ -137,12 +137,7 @@ class StepHosts(OwnProcesses):
 
 
 def state_query(job: str) -> tuple[str, ...]:
-    """Arguments of `squeue` that print the state of a job as one word."""
-    return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20")
-
-
-def request_query(job: str) -> tuple[str, ...]:
-    """Arguments of `squeue` that print the state of a job, when it was preempted, and when it ends."""
+    """Arguments of `squeue` that print the state of a job, when it was preempted, and when it ends, a word each."""
     return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20,PreemptTime:24,EndTime:24")
 
 

@@ -217,8 +217,7 @@ class SlurmBackend(Backend):
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """Status from slurmctld, or from accounting for jobs that slurmctld has forgotten.
 
-        A job that Slurm holds because a node could not launch it is released, at most three times. Accounting alone
-        knows who has cancelled a job.
+        A job that Slurm holds because a node could not launch it is released, at most three times.
         """
         if not handles:
             return {}

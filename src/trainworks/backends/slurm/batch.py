@@ -49,11 +49,6 @@ _MOST_REFUSALS = 3
 """Refusals of one node by its check, before the job fails."""
 _SIGNALS: dict[int, int] = {signal.SIGRTMIN + offset: number for offset, number in enumerate(FORWARDED, start=1)}
 _ENDS = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
-_NOT_OF_THE_QUEUE = {
-    Cause.TIME_LIMIT: Cause.TIME_LIMIT.words,
-    Cause.KILLED: "a signal asked for its end, and Slurm gives no reason",
-}
-"""Causes of the end of a turn whose job Slurm neither requeues nor cancels, and their messages."""
 _ELSEWHERE = (Cause.NODE_UNHEALTHY, Cause.NODE_RECLAIMED)
 """Causes after which a job needs other nodes."""
 _ENDING = {received: number for received, number in _SIGNALS.items() if number in ENDING}
@@ -161,12 +156,12 @@ class BatchScript(ClusterTurn):
         return Supervisor(self.run_dir, resolved, nodes_of(self.run_dir, resolved, (lock,), hosts), self.clock, steps)
 
     def taken(self) -> End | None:
-        """Slurm itself requeues the job or ends it, except at its time limit and for a signal; None for a cancelled one."""
+        """Slurm itself requeues the job, except at its time limit and after a signal; None if the job was cancelled."""
         cause = self._why_it_left()
         if cause is None:
             return None
-        if cause in _NOT_OF_THE_QUEUE:
-            return End(JobState.FAILED, cause, _NOT_OF_THE_QUEUE[cause])
+        if cause in (Cause.TIME_LIMIT, Cause.KILLED):
+            return End(JobState.FAILED, cause, cause.words)
         return self.back_in_the_queue(cause) if self._allows_requeue() else self.no_restart_left(cause)
 
     def _allows_requeue(self) -> bool:
@@ -175,7 +170,7 @@ class BatchScript(ClusterTurn):
     def _why_it_left(self) -> Cause | None:
         """Why the job has to end; None if a user cancelled it, or Slurm does not answer."""
         with contextlib.suppress(TrainworksError):
-            query = allocation.request_query(self._job)
+            query = allocation.state_query(self._job)
             said = self._client.call_patiently(_UNTIL_QUEUED_S, self.clock, "squeue", *query)
             state, preempted_at, ends_at = [*said.split(), "", "", ""][:3]
             if state != "RUNNING":
@@ -214,9 +209,8 @@ class BatchScript(ClusterTurn):
 
         It refuses steps of a job that it has forgotten in a crash, or whose nodes have not answered it yet.
         """
-        events = read_events(self.run_dir.events_file)
-        launched = max((number for number, event in enumerate(events) if event["kind"] == "submitted"), default=0)
-        has_met = any(event["kind"] == "attempt" for event in events[launched:])
+        kinds = [event["kind"] for event in read_events(self.run_dir.events_file)]
+        has_met = "attempt" in kinds and kinds[::-1].index("attempt") < kinds[::-1].index("submitted")
         return not has_met and self._controller_started_at() >= int(self.began_at)
 
     def requeue(self, end: End) -> int:
