@@ -80,7 +80,7 @@ class ClusterTurn(abc.ABC):
     def next_end(self, end: End) -> End | None:
         """How a job that has failed waits for another turn; None if that cannot help, or no restart is left.
 
-        A workload saves before its time limit and goes on in another turn; a command would begin anew, up to the limit.
+        A workload saves before its time limit and continues in another turn; a command would begin anew.
         """
         if end.cause == Cause.TIME_LIMIT and not self.run_dir.read_resolved().is_workload:
             return None

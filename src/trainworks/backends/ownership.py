@@ -43,7 +43,7 @@ def check_may_change(job: JobRow) -> None:
 
 
 def stopped_by(job: JobRow) -> str | None:
-    """`stopped by ada` if a user has requested the end of the job; None if nobody has."""
+    """`stopped by ada` if a user has requested the end of the job; None otherwise."""
     if job.asked_to_end not in ("stop", "kill") or job.asked_by is None:
         return None
     return f"stopped by {user_name(job.asked_by)}"

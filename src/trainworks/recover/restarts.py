@@ -203,7 +203,7 @@ class Life:
     """Why the life before ended; None for the first, and where the record does not say so."""
     message: str | None
     part: str | None
-    """What failed then: a rank, an agent, a step, a node, the controller; None where that is no part of the job."""
+    """What failed then: a rank, an agent, a step, a node, the controller; None after a preemption or a request."""
     attempt: int
     """1-based number of the allocation."""
     resumed_from_step: int | None = None

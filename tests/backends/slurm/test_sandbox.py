@@ -200,6 +200,8 @@ def test_a_cancelled_job_leaves_nothing_that_hides(cluster: Cluster) -> None:
     cluster.call("scancel", run.handle)
     assert run.end().state is JobState.STOPPED
     wait_until(lambda: not run.processes())
+    if cluster.accounting:
+        wait_until(lambda: run.status.ended_by == "cancelled in Slurm by root")
 
 
 def test_a_job_without_restarts_goes_on_when_another_took_its_place(cluster: Cluster) -> None:
@@ -252,6 +254,7 @@ def test_a_script_that_asks_for_requeue_is_requeued_as_slurm_would(cluster: Clus
     run = cluster.command(FIRST_TIME_FOR_EVER, nodes=1, slurm={"options": ["--requeue"]}).start()
     cluster.call("scontrol", "requeue", run.handle)
     assert (run.end().restarts, run.state) == (1, "SUCCEEDED")
+    assert "requeued" in [event["cause"] for event in run.events("state")]
 
 
 def test_jobs_whose_ends_a_crashed_slurmctld_has_forgotten_do_not_run_again(cluster: Cluster) -> None:
