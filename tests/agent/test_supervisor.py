@@ -220,7 +220,7 @@ def test_a_loss_elsewhere_has_the_part_that_was_lost_as_its_cause(
     start, monkeypatch: pytest.MonkeyPatch, exit_code: int, lost: tuple[str, str]
 ) -> None:
     monkeypatch.setattr(ThisMachine, "are_here", False)
-    monkeypatch.setattr(ThisMachine, "killed_part", StepHosts.killed_part)
+    monkeypatch.setattr(ThisMachine, "lost_part", StepHosts.lost_part)
     monkeypatch.setattr(ThisMachine, "killed_by", lambda hosts, code: code - 128)
     run = start(job("command", max_restarts=1), [Life(exit_code, says=[MET]), Life(0, says=[FINISHED])])
     assert recovering_causes(run) == [lost]

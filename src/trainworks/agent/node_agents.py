@@ -38,8 +38,6 @@ class Hosts(Protocol):
     """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
     can_be_replaced: bool
     """Whether the backend gives the job other nodes if it leaves with `Cause.NODE_UNHEALTHY`."""
-    killed_part: Cause
-    """What is lost if a signal ends the process of `command` itself."""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -54,6 +52,9 @@ class Hosts(Protocol):
         Where agents are processes of another program, it exits with 128 + signal if a signal has ended one.
         """
 
+    def lost_part(self, exit_code: int, log: Path) -> Cause:
+        """What was lost with a process of `command` that ended so and printed `log`: an agent, or its step."""
+
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """Ask all agents, started by `command`, for a clean end."""
 
@@ -65,11 +66,14 @@ class OwnProcesses:
     """Hosts whose agents, or processes that stand for them, are started by the supervisor itself."""
 
     can_be_replaced = False
-    killed_part = Cause.AGENT_LOST
 
     def killed_by(self, exit_code: int) -> int | None:
         """None: they end by the signals of the agents."""
         return None
+
+    def lost_part(self, exit_code: int, log: Path) -> Cause:
+        """The agent."""
+        return Cause.AGENT_LOST
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGTERM."""
@@ -104,8 +108,8 @@ class SomeHosts:
         self._places = places
         self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
         self.are_here, self.can_be_replaced = hosts.are_here, hosts.can_be_replaced
-        self.killed_part = hosts.killed_part
         self.killed_by, self.ask_to_stop, self.free_ports = hosts.killed_by, hosts.ask_to_stop, hosts.free_ports
+        self.lost_part = hosts.lost_part
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """Command for the node at this place."""
@@ -235,7 +239,7 @@ class Nodes(abc.ABC):
         """What was lost with the agent of a node, as `lost` gives it: the agent alone, its step or the whole node."""
         if self.loses_node(exit_code):
             return Cause.NODE_LOST
-        return self._hosts.killed_part if (self._agents[node].exit_code() or 0) < 0 else Cause.AGENT_LOST
+        return self._hosts.lost_part(self._agents[node].exit_code() or 0, self._run_dir.node_log(node))
 
     def end_containers(self) -> None:
         """End what is left in containers of ended agents, on this machine."""

@@ -78,12 +78,9 @@ class ClusterTurn(abc.ABC):
         return True
 
     def next_end(self, end: End) -> End | None:
-        """How a job that has failed waits for another turn; None if that cannot help, or no restart is left.
-
-        A workload saves before its time limit and continues in another turn; a command would begin anew.
-        """
+        """How a job that has failed waits for another turn; None if that cannot help, or no restart is left."""
         if end.cause == Cause.TIME_LIMIT and not self.run_dir.read_resolved().is_workload:
-            return None
+            return None  # a workload has saved, and continues; a command would begin anew
         if not ((parse_cause(end.cause) or Cause.UNKNOWN).another_start_helps and self._may_start_again()):
             return None
         return replace(end, state=JobState.QUEUED, at=None)

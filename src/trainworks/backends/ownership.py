@@ -44,9 +44,8 @@ def check_may_change(job: JobRow) -> None:
 
 def stopped_by(job: JobRow) -> str | None:
     """`stopped by ada` if a user has requested the end of the job; None otherwise."""
-    if job.asked_to_end not in ("stop", "kill") or job.asked_by is None:
-        return None
-    return f"stopped by {user_name(job.asked_by)}"
+    is_asked = job.asked_to_end in ("stop", "kill") and job.asked_by is not None
+    return f"stopped by {user_name(job.asked_by)}" if is_asked else None
 
 
 def may_end(asked_by: int | None) -> bool:

@@ -80,10 +80,9 @@ def attempt_state(state: JobState, cause: Cause | None) -> JobState:
     """State of the latest attempt of a job: one whose job waits again was preempted or stopped, or has failed."""
     if not state.waits:
         return state
-    if cause is Cause.REQUEUED:
-        return JobState.STOPPED
-    is_free = cause is not None and not cause.counts_as_restart
-    return JobState.PREEMPTED if is_free or state is JobState.PREEMPTED else JobState.FAILED
+    if state is JobState.PREEMPTED or cause in (Cause.PREEMPTED, Cause.NODE_RECLAIMED):
+        return JobState.PREEMPTED
+    return JobState.STOPPED if cause is Cause.REQUEUED else JobState.FAILED
 
 
 class Cause(enum.StrEnum):

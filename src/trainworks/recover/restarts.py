@@ -213,8 +213,7 @@ class Life:
 def lives_of(events: Sequence[Event]) -> list[Life]:
     """Every life of a job, oldest first: its allocations, changes of its nodes, and every restart that counts."""
     lives: list[Life] = []
-    since: list[Event] = []
-    """Events since the present life began: they say why it ended."""
+    since: list[Event] = []  # events of the present life, which say why it ended
     count = _Count()
     for event in events:
         used = len(count.at)

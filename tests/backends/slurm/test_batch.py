@@ -102,6 +102,26 @@ def test_an_agent_was_killed_alone_if_slurm_still_runs_its_job(exit_code: int, s
     assert StepHosts(GOT, StepCommand((), ("python3",)), client).killed_by(exit_code) == number
 
 
+ENDED = "srun: error: node2: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.3\n"
+CANCELLED = "slurmstepd-node2: error: *** STEP 7.{} ON node2 CANCELLED AT 2026-11-29T22:14:18 ***\n"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "log", "part"),
+    [
+        (-9, "", Cause.STEP_LOST),  # its srun was killed
+        (137, CANCELLED.format(3) + ENDED, Cause.STEP_LOST),
+        (137, ENDED, Cause.AGENT_LOST),
+        (137, CANCELLED.format(1) + ENDED.replace("7.3", "7.1") + ENDED, Cause.AGENT_LOST),  # the step before
+        (137, "", Cause.AGENT_LOST),
+    ],
+)
+def test_a_step_that_was_cancelled_is_no_killed_agent(exit_code: int, log: str, part: Cause, tmp_path: Path) -> None:
+    hosts = StepHosts(GOT, StepCommand((), ("python3",)), SlurmClient(run=FakeSlurm(), env={}))
+    (tmp_path / "node-1.log").write_text(log)
+    assert hosts.lost_part(exit_code, tmp_path / "node-1.log") is part
+
+
 def test_nodes_that_failed_their_check_are_remembered_until_a_user_submits_the_job_again() -> None:
     first = {"kind": "submitted", "hosts": ["node1", "node2"]}
     again = {"kind": "submitted", "hosts": ["node3", "node1"], "restarts": 1}

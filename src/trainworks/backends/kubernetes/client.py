@@ -69,9 +69,8 @@ class KubernetesClient:
     `context` of kubectl's configuration is the current one, or that of this pod, when None. `configuration` has the
     paths of that configuration; those in KUBECONFIG when None.
 
-    Busy answers (429, 500, 502, 503 and 504) and no answer delay a request: it is repeated for half a minute, after the
-    wait of `Retry-After` if the server names one. A POST is repeated after 429 alone: another process may find what an
-    unanswered one has created.
+    A request without an answer, or with a busy one, is repeated for half a minute, after the wait of `Retry-After` if
+    the server names one; a POST after 429 alone, because the server has not read that.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import psutil
@@ -84,7 +85,6 @@ class StepHosts(OwnProcesses):
 
     are_here = False
     can_be_replaced = True
-    killed_part = Cause.STEP_LOST
 
     def __init__(self, got: Allocation, step: StepCommand, client: SlurmClient) -> None:
         self._got = got
@@ -129,6 +129,13 @@ class StepHosts(OwnProcesses):
             said = self._client.call("squeue", *state_query(self._got.job)).split()
             return number if said[:1] == ["RUNNING"] else None
         return None
+
+    def lost_part(self, exit_code: int, log: Path) -> Cause:
+        """The step, if its `srun` was killed or Slurm says that the step was cancelled: `scancel 7.1`."""
+        said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        steps = re.findall(r"Terminating StepId=(\S+)", said)
+        is_cancelled = bool(steps) and f"*** STEP {steps[-1]} ON " in said
+        return Cause.STEP_LOST if exit_code < 0 or is_cancelled else Cause.AGENT_LOST
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGURG to all processes of all steps: Slurm cannot tell an agent from its ranks, and they do not mind it."""

@@ -205,10 +205,7 @@ class BatchScript(ClusterTurn):
         return End(JobState.QUEUED, end.cause, f"{end.message}; the job waits for other nodes")
 
     def _lost_its_steps(self) -> bool:
-        """Whether slurmctld has come back during a turn whose ranks never met.
-
-        It refuses steps of a job that it has forgotten in a crash, or whose nodes have not answered it yet.
-        """
+        """Whether slurmctld has come back in a turn whose ranks never met: it refuses steps before it knows nodes."""
         kinds = [event["kind"] for event in read_events(self.run_dir.events_file)]
         has_met = "attempt" in kinds and kinds[::-1].index("attempt") < kinds[::-1].index("submitted")
         return not has_met and self._controller_started_at() >= int(self.began_at)

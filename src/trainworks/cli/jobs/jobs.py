@@ -72,10 +72,7 @@ def _warn_of_missing(folder: Path, missing: list[str]) -> None:
 
 
 def describe_command(job: JobArgument, runs: RunsOption = None, as_json: AsJson = False) -> None:
-    """Request, state, cause, attempts, and every life: restarts in place of a rank, an agent or a step, too.
-
-    After a failure it shows the first failing rank, its host and the end of its log.
-    """
+    """It lists restarts in place. After a failure it shows the first failing rank, its host and the end of its log."""
     from trainworks.api.observing.job_board import first_failure_lines
     from trainworks.report import jobs as view
 
