@@ -27,7 +27,7 @@ from trainworks.measure.drill.victims import Victim
 from trainworks.record.events.log import read_events
 from trainworks.record.processes import Processes
 from trainworks.record.runs_folder import create_run_dir
-from trainworks.recover.restarts import restarts_used
+from trainworks.recover.restarts import Begin, lives_of, restarts_used
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -183,6 +183,16 @@ def test_a_killed_agent_starts_again_where_it_is(cluster: Cluster) -> None:
     killed, *ended = run.events("failure")
     assert (killed["cause"], killed["signal"], killed["rank"]) == ("agent_lost", "SIGKILL", None)
     assert [each["cause"] for each in ended] in ([], ["killed"])
+
+
+def test_a_cancelled_step_starts_again_where_it_is_and_is_no_killed_agent(cluster: Cluster) -> None:
+    run = cluster.command("test $TRAINWORKS_ATTEMPT = 2 || sleep 600", nodes=2, restarts=1).start()
+    wait_until(lambda: f"{run.handle}.1" in cluster.call("squeue", "--steps", "--noheader"))
+    cluster.call("scancel", f"{run.handle}.1")
+    assert (run.end().restarts, run.state, len(run.events("attempt"))) == (0, "SUCCEEDED", 2)
+    assert run.events("failure")[0]["cause"] == "step_lost"
+    lives = lives_of(read_events(run.run_dir.events_file))
+    assert [(life.begin, life.cause, life.attempt) for life in lives[1:]] == [(Begin.RANKS, "step_lost", 1)]
 
 
 def test_a_stopped_run_has_time_to_save_and_leaves_nothing(cluster: Cluster) -> None:
