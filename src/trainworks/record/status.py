@@ -47,6 +47,10 @@ class End:
         """A state that follows a failure of the run."""
         return cls(state, failure["cause"], failure["message"], hint=failure.get("hint"), exit_code=exit_code)
 
+    def because(self, why: str | None) -> End:
+        """This end, with what it came from before its message."""
+        return self if why is None else replace(self, message="; ".join(filter(None, (why, self.message))))
+
     def after(self, last: End) -> End:
         """This end; with the hint and the exit code of the last one if both have the same cause."""
         if self.cause != last.cause:

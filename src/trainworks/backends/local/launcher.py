@@ -17,7 +17,7 @@ from trainworks.agent.node_agents import run_agent
 from trainworks.backends.editing import finish_edit
 from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
-from trainworks.backends.ownership import check_run_dir
+from trainworks.backends.ownership import check_run_dir, stopped_by
 from trainworks.errors import NotOwnerError
 from trainworks.files import closing_handle, take_lock
 from trainworks.host import process
@@ -217,7 +217,9 @@ class Launcher:
     def stopped(self, job: JobRow) -> None:
         """Record that the job was stopped before its start, if its run directory can be written."""
         with suppress(OSError, NotOwnerError):
-            self._run_dir(job).enter(RunStatus.of(STOPPED_BEFORE_START, updated_at=self._clock.now()))
+            self._run_dir(job).enter(
+                RunStatus.of(STOPPED_BEFORE_START.because(stopped_by(job)), updated_at=self._clock.now())
+            )
         self.forget(job)
 
     def concluded(self, job: JobRow, end: End) -> None:
