@@ -34,7 +34,7 @@ def with_password(sssd_conf: str, password: str) -> str | None:
 
 
 def has_local_homes(stack: Stack) -> bool:
-    """Whether users of a directory have a home of its own on every node, which nobody makes beforehand."""
+    """Whether users of a directory have another home on every node, which is made as they come."""
     return stack.directory is not None and all(mount.at != HOMES for mount in stack.mounts)
 
 

@@ -80,7 +80,8 @@ class Launcher:
         self._own_fds = list(own_fds)
         self._ledger = machine_ledger() if ledger is None else ledger
         self._shared = shared
-        self._begin = begin or _begin_supervisor
+        # with another copy for the job's first agent
+        self._begin = begin or (lambda: partial(_supervise, agent=Spare(lambda: run_agent)))
         self._spare: Spare | None = None
         self._ours: set[str] = set()
         self._claims: dict[int, int] = {}
@@ -244,12 +245,6 @@ class Launcher:
 @lru_cache(maxsize=4096)
 def _key(run_dir: str) -> str:
     return claim_key(run_dir)
-
-
-def _begin_supervisor() -> Order:
-    """What a copy of the dispatcher does first: it makes another copy, for the job's first agent."""
-    spare = Spare(lambda: run_agent)
-    return partial(_supervise, agent=spare)
 
 
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:
