@@ -130,6 +130,7 @@ def test_ansible_writes_the_texts_of_tasks_as_they_are_here(tmp_path: Path) -> N
             place = f"{out}/{{{{ inventory_hostname }}}}{path.replace('/', ':')}"
             steps.append({f"ansible.builtin.{'template' if is_template else 'copy'}": {"dest": place, **source}})
     play = {"hosts": ":".join(wanted), "connection": "local", "gather_facts": False, "tasks": steps}
+    play["vars"] = {"ansible_python_interpreter": sys.executable}
     (project / "texts.yaml").write_text(yaml.safe_dump([play]))
     out.mkdir()
     done = subprocess.run([ANSIBLE, "texts.yaml"], cwd=project, capture_output=True, text=True, check=False)
