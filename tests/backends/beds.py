@@ -531,6 +531,7 @@ class KubernetesBed(Bed):
 
     def silence(self) -> None:
         self._cluster.stop_server()
+        self.backend._client._patience_s = 1.0
 
     def answer(self) -> None:
         self._cluster.start_server()
