@@ -94,6 +94,7 @@ def test_without_a_last_word_the_cause_is_the_backends() -> None:
     ("asked", "who", "cause", "said", "message"),
     [
         ("stop", "cancelled in Slurm by root", None, None, "stopped by root"),  # its script cancels it then
+        ("stop", None, None, "stopped by root", "stopped by root"),  # its dispatcher has said it
         (None, "cancelled in Slurm by root", None, None, "cancelled in Slurm by root"),
         (None, "cancelled in Slurm by root", "killed", "not saved", "cancelled in Slurm by root; not saved"),
         (None, "cancelled in Slurm by root", "idle", "it was idle", "it was idle"),
