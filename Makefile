@@ -22,8 +22,7 @@ chain: $(VENV)/.cluster
 # Clusters of other shapes on such machines, one after the other: SHAPES='one-node roce' for some. That of Kubernetes
 # needs tests/kubernetes/apiserver/build.sh.
 shapes: $(VENV)/.test $(VENV)/.cluster
-	BASE=$$(examples/cluster-demo/base.sh) && export BASE GATEWAY=10.77.0.1/24 && \
-	    exec $(CURDIR)/$(BIN)/python examples/cluster-demo/shapes.py $(SHAPES)
+	exec $(CURDIR)/$(BIN)/python examples/cluster-demo/shapes.py $(SHAPES)
 # Every fault, on two nodes of this machine.
 drill: $(VENV)/.train
 	$(BIN)/trainworks drill examples/drill.yaml

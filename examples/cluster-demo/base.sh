@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# A Debian root for the nodes, and a mirror of the packages that the roles install; both once, in the cache.
-# Prints the folder, with `root` and `mirror` in it. Needs root and debootstrap.
+# base.sh [SUITE]: a Debian root for the nodes, and a mirror of the packages that the roles install; both once, in the
+# cache. Prints the folder, with `root` and `mirror` in it. Needs root and debootstrap.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-version=$(cat "$here/base.sh" "$here/packages" | sha256sum | cut -c 1-12)
+suite=${1:-bookworm}
+version=$suite-$(cat "$here/base.sh" "$here/packages" | sha256sum | cut -c 1-12)
 cache=${TRAINWORKS_DEMO_CACHE:-$HOME/.cache/trainworks-cluster}
 folder=$cache/$version
 if [ -d "$folder" ]; then echo "$folder"; exit; fi
@@ -18,7 +19,7 @@ root=$work/root
 mkdir -p "$work/mirror"
 # what an image of Debian has that Ansible and systemd need, and minbase has not
 image=systemd,systemd-sysv,dbus,openssh-server,sudo,python3,python3-apt,iproute2,procps,kmod,ca-certificates,apt-utils,iputils-ping,bubblewrap
-debootstrap --variant=minbase --include="$image" bookworm "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >&2
+debootstrap --variant=minbase --include="$image" "$suite" "$root" "${DEBIAN_MIRROR:-http://deb.debian.org/debian}" >&2
 
 # the mirror: every package with what it needs, as a folder that apt reads
 mapfile -t packages < <(grep -v '^#' "$here/packages")
@@ -33,7 +34,9 @@ rm -rf "$root"/var/lib/apt/lists/*
 # on throw-away machines nothing has to reach a disk
 echo force-unsafe-io > "$root/etc/dpkg/dpkg.cfg.d/throw-away"
 # no kernel here has NFS: the helper of `mount` is a stand-in (files/usr/sbin/mount.nfs4), and that of the package stays beside it
-chroot "$root" dpkg-divert --quiet --local --rename --divert /sbin/mount.nfs4.package --add /sbin/mount.nfs4
+for folder in /sbin /usr/sbin; do # the one of Debian 12, and that of Debian 13
+    chroot "$root" dpkg-divert --quiet --local --rename --divert "$folder/mount.nfs4.package" --add "$folder/mount.nfs4"
+done
 # the name comes with the role `base`; a first boot asks nothing
 echo localhost > "$root/etc/hostname"
 chroot "$root" systemctl --quiet mask systemd-firstboot.service systemd-networkd-wait-online.service run-rpc_pipefs.mount sys-kernel-debug.mount sys-kernel-tracing.mount
@@ -41,5 +44,5 @@ chroot "$root" systemctl --quiet mask systemd-firstboot.service systemd-networkd
 rm -f "$root"/etc/ssh/ssh_host_* "$root/etc/machine-id" "$root/var/lib/dbus/machine-id"
 chmod 755 "$root"
 mv "$work" "$folder"
-find "$cache" -mindepth 1 -maxdepth 1 -type d ! -name "$version" -exec rm -rf {} +
+find "$cache" -mindepth 1 -maxdepth 1 -type d -name "$suite-*" ! -name "$version" -exec rm -rf {} +
 echo "$folder"

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from hall import DEPLOY, HALL, HERE, PAGE_S, Hall, Pager, build, run
+from hall import DEPLOY, HALL, HERE, PAGE_S, PAGER, Hall, Pager, build, run
 
 
 def submit(login: str, *, nodes: int = 2, folder: str = "/shared", further: str = "") -> None:
@@ -39,6 +39,19 @@ def succeeded(code: int, printed: str) -> bool:
 
 def one_node(hall: Hall) -> None:
     """It trains on itself."""
+    submit("box1", nodes=1, folder="/home/alice")
+
+
+def debian_13(hall: Hall) -> None:
+    """What lies in `debian-13.d` is on the machine, beside what the roles render."""
+    run("ssh alice@box1 'grep VERSION_ID= /etc/os-release; sinfo --version'", lambda code, printed: '"13"' in printed)
+    looks = "tree --version && sysctl -n net.core.somaxconn && cat /etc/motd && bash -lc 'printenv SITE'"
+    run(
+        f'ssh alice@box1 "{looks}; sinfo --noheader --format=%P"',
+        lambda code, printed: (
+            [printed.count(word) for word in ("8192\n", "of the hall", "hall\n", "long\n")] == [1, 1, 1, 1]
+        ),
+    )
     submit("box1", nodes=1, folder="/home/alice")
 
 
@@ -191,10 +204,13 @@ class Shape:
     """Node that is broken."""
     before: Callable[[Hall], None] = lambda hall: None
     """What is done before the first apply."""
+    suite: str = "bookworm"
+    """Debian that its machines have."""
 
 
 SHAPES = {
     "one-node": Shape(one_node, breaks="box1"),
+    "debian-13": Shape(debian_13, breaks="box1", suite="trixie"),
     "two-boxes": Shape(two_boxes, breaks="box2"),
     "two-racks": Shape(two_racks, breaks="cpu2"),
     "roce": Shape(rails),
@@ -244,6 +260,8 @@ def break_and_repair(hall: Hall, name: str) -> float:
 def prove(name: str) -> None:
     """Everything of one shape, within a hall; the last line has its figures."""
     shape = SHAPES[name]
+    if (layers := HERE / "shapes" / f"{name}.d").is_dir():
+        shutil.copytree(layers, HALL / "stack.d")
     hall = Hall(HERE / "shapes" / f"{name}.yaml")
     hall.boot()
     started = time.monotonic()
@@ -269,8 +287,12 @@ def main() -> None:
     for name in names:
         log = logs / f"{name}.log"
         with log.open("wb") as output:
+            base = subprocess.run(
+                [HERE / "base.sh", SHAPES[name].suite], stdout=subprocess.PIPE, stderr=output, check=True
+            )
+            environment = os.environ | {"BASE": base.stdout.decode().strip(), "GATEWAY": f"{PAGER[0]}/24"}
             command = [HERE / "hall.sh", sys.executable, __file__, name]
-            code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
+            code = subprocess.run(command, env=environment, stdout=output, stderr=output, check=False).returncode
         last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1]
         if code == 0:
             found = json.loads(last)
