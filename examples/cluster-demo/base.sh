@@ -34,8 +34,8 @@ rm -rf "$root"/var/lib/apt/lists/*
 # on throw-away machines nothing has to reach a disk
 echo force-unsafe-io > "$root/etc/dpkg/dpkg.cfg.d/throw-away"
 # no kernel here has NFS: the helper of `mount` is a stand-in (files/usr/sbin/mount.nfs4), and that of the package stays beside it
-for folder in /sbin /usr/sbin; do # the one of Debian 12, and that of Debian 13
-    chroot "$root" dpkg-divert --quiet --local --rename --divert "$folder/mount.nfs4.package" --add "$folder/mount.nfs4"
+for place in /sbin /usr/sbin; do # the one of Debian 12, and that of Debian 13
+    chroot "$root" dpkg-divert --quiet --local --rename --divert "$place/mount.nfs4.package" --add "$place/mount.nfs4"
 done
 # the name comes with the role `base`; a first boot asks nothing
 echo localhost > "$root/etc/hostname"
