@@ -25,8 +25,8 @@ from trainworks.jobs.job_row import Attempt, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
+from trainworks.record.end import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End
 from trainworks.units import HOUR_S
 
 DID_NOT_SUCCEED = "a job it depends on did not succeed"

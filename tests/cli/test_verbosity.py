@@ -18,8 +18,9 @@ from trainworks.errors import UsageError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.ledger import MachineLedger
-from trainworks.jobs.database import VERSION, open_database
+from trainworks.jobs.database import open_database
 from trainworks.jobs.environment import FORWARDED_VARIABLES
+from trainworks.jobs.migrations import VERSION
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore
 from trainworks.masking import masked, masked_command

@@ -9,14 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainworks.api.notices import Notify, warn
-from trainworks.backends.asking import Silence
-from trainworks.backends.backend import Backend
-from trainworks.backends.editing import edit_job, finish_interrupted_edit
-from trainworks.backends.kept_output import with_kept_output
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change
-from trainworks.backends.registry import backend_of_job, cluster_of_job, local_backend
-from trainworks.backends.remote import follow_all, hand_over_again, withdraw
 from trainworks.backends.store_place import is_there_a_store, store_folder, store_url
 from trainworks.backends.submission import check_waits
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnknownRunError, UsageError
@@ -31,6 +25,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import find_run as find_run_dir
 
 if TYPE_CHECKING:
+    from trainworks.backends.backend import Backend
     from trainworks.config.run_file import RunFile
     from trainworks.record.resolved import KeptCode
 
@@ -115,6 +110,8 @@ class Job:
         if backend.name == _LOCAL:
             backend.stop(str(row.id), at_once=at_once)
         elif row.handle is None:
+            from trainworks.backends.remote import withdraw  # noqa: PLC0415, as in `_follow`
+
             withdraw(self._store, row, clock)
         else:
             backend.stop(row.handle, at_once=at_once or row.asked_to_end == "stop")
@@ -143,6 +140,8 @@ class Job:
 
     def edit(self, change: Callable[[RunFile], RunFile]) -> tuple[RunFile, RunFile]:
         """Change the run file of the waiting job, and return it before and after; see `editing.edit_job`."""
+        from trainworks.backends.editing import edit_job  # noqa: PLC0415, as in `_follow`
+
         backend, handle = self._changeable_backend(), self._handle()
         edited = edit_job(self._store, backend, self.row, handle, change, SystemClock())
         self.refresh()  # wakes the dispatcher, too
@@ -164,6 +163,8 @@ class Job:
         if backend.name == _LOCAL:
             backend.retry(backend.render(spec or self.row.spec, self.run_dir), self.run_dir, str(self.row.id))
         else:
+            from trainworks.backends.remote import hand_over_again  # noqa: PLC0415, as in `_follow`
+
             hand_over_again(self._store, backend, self.row, SystemClock(), spec)
 
     def _wait_for_backend(self) -> None:
@@ -176,7 +177,7 @@ class Job:
             and clock.now() < deadline
         ):
             clock.sleep(_POLL_S)
-            follow_all(self._store, clock, silence=_silence(), awaited=self.id)
+            _follow(self._store, awaited=self.id)
             self.row = self._store.get(self.row.id) or self.row
 
     def output(self, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
@@ -185,6 +186,8 @@ class Job:
         Raises:
             UsageError: the backend has not confirmed the job yet.
         """
+        from trainworks.backends.kept_output import with_kept_output  # noqa: PLC0415, as in `_follow`
+
         lines = self.backend().output(self._handle(f"trainworks logs -f {self.run_id}"), node=node, follow=follow)
         is_whole = node is None and self.row.state.is_final
         return with_kept_output(lines, RunDir(Path(self.row.run_dir))) if is_whole else lines
@@ -214,6 +217,8 @@ class Job:
         Raises:
             EnvironmentProblem: the run directory, which names the backend, is gone.
         """
+        from trainworks.backends.registry import backend_of_job, local_backend  # noqa: PLC0415, as in `_follow`
+
         if self.row.engine == _LOCAL:
             return local_backend(self._store)
         backend = backend_of_job(self.row, store=self._store)
@@ -229,6 +234,8 @@ class Job:
     @property
     def usd_per_accelerator_hour(self) -> float | None:
         """Price in the run file, if it gives one."""
+        from trainworks.backends.registry import cluster_of_job  # noqa: PLC0415, as in `_follow`
+
         cluster = cluster_of_job(self.row)
         return cluster.usd_per_accelerator_hour if cluster else None
 
@@ -248,9 +255,14 @@ class Job:
         return row.handle or str(row.id)
 
 
-def _silence() -> Silence:
-    """Memory of the backends that did not answer a moment ago."""
-    return Silence(store_folder() / "silent", SystemClock())
+def _follow(store: JobStore, *, awaited: int | None = None) -> list[TrainworksError]:
+    """Poll the backends of jobs that are not of this machine's queue, with the memory of those that were silent."""
+    # a list of this machine's jobs does without backends, which take as long to import as all else that it needs
+    from trainworks.backends.asking import Silence  # noqa: PLC0415
+    from trainworks.backends.remote import follow_all  # noqa: PLC0415
+
+    clock = SystemClock()
+    return follow_all(store, clock, silence=Silence(store_folder() / "silent", clock), awaited=awaited)
 
 
 def refresh_jobs(store: JobStore, notify: Notify, *, awaited: int | None = None) -> None:
@@ -260,13 +272,12 @@ def refresh_jobs(store: JobStore, notify: Notify, *, awaited: int | None = None)
     `notify` receives the names of silent backends. The backend of the job of number `awaited` is asked, and waited for,
     in any case.
     """
-    if all(state.is_final for state in store.counts()):
-        return
-    live = [state for state in JobState if not state.is_final]
-    if store.search(states=live, engine=_LOCAL, uid=os.getuid(), host=this_host(), limit=1):
+    queues = store.live_queues(os.getuid())
+    if (_LOCAL, this_host()) in queues:
         wake()
-    for error in follow_all(store, SystemClock(), silence=_silence(), awaited=awaited):
-        notify(error.message)
+    if any(engine != _LOCAL for engine, _ in queues):
+        for error in _follow(store, awaited=awaited):
+            notify(error.message)
 
 
 def _store(notify: Notify) -> JobStore:
@@ -340,7 +351,7 @@ def find_job(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -
     if row is None:
         newest = ", ".join(f"{job.id} ({job.run_id})" for job in store.search(limit=5)) or "none"
         raise UnknownRunError(f"no job `{name}`", hint=f"the newest: {newest}")
-    finish_interrupted_edit(store, row)
+    _finish_edit(store, row)
     return Job(store, row, notify)
 
 
@@ -354,6 +365,12 @@ def _row(store: JobStore, run: str | RunDir) -> JobRow | None:
     return next(iter(store.search(name=run, uid=uid, limit=1) or store.search(name=run, limit=1)), None)
 
 
+def _finish_edit(store: JobStore, row: JobRow) -> None:
+    from trainworks.backends.editing import finish_interrupted_edit  # noqa: PLC0415, as in `_follow`
+
+    finish_interrupted_edit(store, row)
+
+
 def job_of_run(run: str | RunDir, *, notify: Notify = warn) -> Job | None:
     """The job of a run by its directory, id, number or name, without polling; None for a run started by `run`."""
     if not is_there_a_store():
@@ -362,7 +379,7 @@ def job_of_run(run: str | RunDir, *, notify: Notify = warn) -> Job | None:
     row = _row(store, run)
     if row is None:
         return None
-    finish_interrupted_edit(store, row)
+    _finish_edit(store, row)
     return Job(store, row, notify)
 
 
@@ -404,4 +421,4 @@ def refresh_remote_jobs(run_dir: RunDir) -> list[TrainworksError]:
     """Poll the backends of all remote jobs, and wait for that of a run; returns the errors of those that are silent."""
     store = open_store(store_url())
     row = _row(store, run_dir)
-    return follow_all(store, SystemClock(), silence=_silence(), awaited=row.id if row else None)
+    return _follow(store, awaited=row.id if row else None)

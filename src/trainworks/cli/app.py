@@ -7,11 +7,13 @@ import inspect
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from trainworks import __version__
 from trainworks.cli.commands import ALIASES, COMMANDS, command_of
@@ -24,6 +26,9 @@ _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 class _LazyCommands(TyperGroup):
     """Knows every command's summary, and imports the one that is called."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _sparing_defaults(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = ALIASES.get(args[0], args[0]) if args else ""
@@ -50,10 +55,33 @@ def _imported(name: str) -> Any:
     command = typer.Typer(add_completion=False, rich_markup_mode=None)
     command.command(
         name=name,
+        cls=_Command,
         help=f"{COMMANDS[name]}\n\n{inspect.cleandoc(function.__doc__ or '')}",
         context_settings=function.__globals__.get("CONTEXT_SETTINGS"),
     )(function)
     return typer.main.get_command(command)
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _sparing_defaults(super().get_params(ctx))
+
+
+def _sparing_defaults(parameters: list[Any]) -> list[Any]:
+    """Options that keep their default as it is where they are not given.
+
+    Typer would check it as well, and import pydantic for that, which takes longer than all that `ps` does.
+    """
+    for one in parameters:
+        if not (one.required or one.multiple or one.nargs != 1 or isinstance(one.process_value, partial)):
+            one.process_value = partial(_processed, one, one.process_value)
+    return parameters
+
+
+def _processed(parameter: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    if value is not None and not (type(value) in (bool, int) and value == parameter.default):
+        return process(context, value)
+    return parameter.callback(context, parameter, value) if parameter.callback else value
 
 
 app = typer.Typer(

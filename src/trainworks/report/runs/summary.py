@@ -12,6 +12,7 @@ from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.prices import known_accelerator
 from trainworks.config.run_file import Workload
 from trainworks.plan.reliability.defaults import usual_node_mttf
+from trainworks.record.end import End
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import training
 from trainworks.record.events.job import StateEvent
@@ -27,7 +28,7 @@ from trainworks.record.processes import Processes
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
