@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from trainworks.errors import RunFailedError
 from trainworks.jobs.state import JobState
-from trainworks.plan.run.remedies import piece_of
 from trainworks.record.events.job import RestartRefusedEvent
 from trainworks.record.events.log import Event, of_kind, read_events
 from trainworks.record.manifest import complete_checkpoints, damaged_checkpoints
@@ -113,7 +112,11 @@ def _piece(num_bytes: int | None, resolved: ResolvedRun, plan: Plan) -> str | No
     workload = resolved.run_file.workload
     if num_bytes is None or workload is None or not plan.model.is_described:
         return None
-    return piece_of(num_bytes, plan.model, plan.layout, sequence_length=workload.data.sequence_length)
+    tensors = import_module("trainworks.plan.run.remedies")  # as in `_remedies`
+    piece: str | None = tensors.piece_of(
+        num_bytes, plan.model, plan.layout, sequence_length=workload.data.sequence_length
+    )
+    return piece
 
 
 def _remedies(resolved: ResolvedRun, plan: Plan, memory: MemoryAtFailure) -> tuple[PricedRemedy, ...]:
