@@ -313,6 +313,14 @@ def test_jobs_are_asked_for_by_user_and_machine(store: JobStore) -> None:
     assert [one.id for one in store.changed(0, engine="local", **wanted)] == [mine]  # type: ignore[arg-type]
 
 
+def test_the_queues_of_a_user_are_those_of_jobs_that_have_not_ended(store: JobStore) -> None:
+    queues = [("local", "a", 7), ("local", "b", 7), ("slurm", None, 7), ("local", "c", 8)]
+    for number, (engine, host, uid) in enumerate(queues):
+        store.add(SPEC, run_dir=f"/runs/{number}", owner="ann", engine=engine, host=host, uid=uid, now=1.0)
+    store.move(store.search(host="b")[0].id, JobState.STOPPED, now=2.0)
+    assert (store.live_queues(7), store.live_queues(9)) == ({("local", "a"), ("slurm", None)}, set())
+
+
 def test_of_runs_of_one_name_that_of_the_user_who_asks_is_found_first(store: JobStore) -> None:
     mine = store.add(SPEC, run_dir="/a/demo-1", owner="ada", engine="local", uid=7, now=1.0)
     newer = store.add(SPEC, run_dir="/b/demo-1", owner="bob", engine="local", uid=8, now=2.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Unpack
@@ -211,10 +211,10 @@ class JobStore(StoredJobs):
         waits: dict[str, object] = {}
         of_one = among("state", [str(state) for state in JobState if state.waits], waits)
         columns = ("reason", "detail", "position", "starts_at")
+        statement = _update("jobs", columns, f"id = :id AND {of_one}")
         with self._writing() as transaction:
             for job, why in pending.items():
-                values = dict(zip(columns, why, strict=True))
-                transaction.count(_update("jobs", values, f"id = :id AND {of_one}"), values | waits | {"id": job})
+                transaction.count(statement, dict(zip(columns, why, strict=True)) | waits | {"id": job})
 
     def write_attempts(self, job_id: int, rows: Sequence[job_row.Attempt]) -> None:
         """Replace every attempt of a job."""
@@ -229,14 +229,14 @@ class JobStore(StoredJobs):
         with self._writing() as transaction:
             transaction.count("DELETE FROM attempts WHERE job_id = :job", {"job": job_id})
             for row in values:
-                transaction.count(_insertion("attempts", row), row)
+                transaction.count(insertion("attempts", row), row)
 
     def drain(self, node: str, reason: str, *, now: float, uid: int | None = None) -> None:
         """Give a node no more jobs; a new reason replaces the old one."""
         with self._writing() as transaction:
             row = {"name": node, "reason": reason, "drained_at": now, "uid": uid}
             transaction.count("DELETE FROM nodes WHERE name = :name", {"name": node})
-            transaction.count(_insertion("nodes", row), row)
+            transaction.count(insertion("nodes", row), row)
 
     def undrain(self, node: str) -> bool:
         """Give a node jobs again; False if it was not drained."""
@@ -254,7 +254,7 @@ def _next_version(transaction: Transaction) -> int:
 
 def _added(transaction: Transaction, row: dict[str, Any]) -> job_row.JobRow:
     row["version"] = _next_version(transaction)
-    return job_row.job_of_row(transaction.rows(_insertion("jobs", row) + " RETURNING *", row)[0])
+    return job_row.job_of_row(transaction.rows(insertion("jobs", row) + " RETURNING *", row)[0])
 
 
 def _changed(
@@ -279,15 +279,15 @@ def _changed(
 def _begin_attempt(transaction: Transaction, job: job_row.JobRow, now: float) -> None:
     row = {"job_id": job.id, "number": job.attempt, "state": str(job.state), "started_at": now}
     row["placement"] = job_row.placement_text(job.placement)
-    transaction.count(_insertion("attempts", row), row)
+    transaction.count(insertion("attempts", row), row)
 
 
-def _update(table: str, values: Mapping[str, object], where: str) -> str:
+def _update(table: str, columns: Collection[str], where: str) -> str:
     """A statement; the names in it are of this program alone, and each value is bound."""
-    return " ".join(["UPDATE", table, "SET", ", ".join(f'"{column}" = :{column}' for column in values), "WHERE", where])
+    return " ".join(["UPDATE", table, "SET", ", ".join(f'"{name}" = :{name}' for name in columns), "WHERE", where])
 
 
-def _insertion(table: str, row: Mapping[str, object]) -> str:
-    """A statement; see `_update`."""
-    columns, values = ", ".join(f'"{column}"' for column in row), ", ".join(f":{column}" for column in row)
+def insertion(table: str, names: Collection[str]) -> str:
+    """A statement that adds a row; see `_update`."""
+    columns, values = ", ".join(f'"{name}"' for name in names), ", ".join(f":{name}" for name in names)
     return " ".join(["INSERT INTO", table, f"({columns}) VALUES ({values})"])
