@@ -19,10 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-from trainworks.jobs.database import Database, open_database
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobStore, insertion
+from trainworks.jobs.store import JobStore, insertion, open_store
 
 JOBS = 100_000
 NAMES = 200
@@ -40,9 +39,8 @@ def main() -> int:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="jobs-") as folder:
         url = wanted.url or f"sqlite:///{folder}/jobs.db"
-        database = open_database(url, keep_connection=True)
-        fill(database, wanted.jobs)
-        store = JobStore(database)
+        store = open_store(url, keep_connection=True)
+        fill(store, wanted.jobs)
         figures = {name: milliseconds(ask, wanted.rounds) for name, ask in questions(store, wanted.jobs).items()}
         store.close()
     print(f"{wanted.jobs:,} jobs in {url.partition(':')[0]}, median of {wanted.rounds}")
@@ -53,7 +51,7 @@ def main() -> int:
     return 0
 
 
-def fill(database: Database, count: int) -> None:
+def fill(store: JobStore, count: int) -> None:
     """So many jobs."""
     ended = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
     spec = JobSpec(run_id="", name="", min_nodes=1, max_nodes=1, node=NodeResources(cores=1.0))
@@ -78,7 +76,7 @@ def fill(database: Database, count: int) -> None:
         for number in range(count)
     ]
     statement = insertion("jobs", rows[0])
-    with database.transaction(writes=True) as transaction:
+    with store._database.transaction(writes=True) as transaction:
         for row in rows:
             transaction.count(statement, row)
         transaction.count("UPDATE changes SET number = :count", {"count": count})

@@ -208,7 +208,7 @@ def fill(store: JobStore, folder: Path, num_jobs: int, num_points: int) -> tuple
         )
         held.append({"job_id": number, "number": 1, "state": state, "placement": placement})
         held[-1] |= {"started_at": at + 60, "ended_at": at + 5000}
-    with store._writing() as transaction:
+    with store._database.transaction(writes=True) as transaction:
         for table, content in (("jobs", rows), ("attempts", held)):
             for row in content:
                 transaction.count(insertion(table, row), row)
@@ -311,7 +311,7 @@ async def load(
 
     async def change() -> None:
         while changed is not None and time.perf_counter() < end_s:
-            with changed._writing() as transaction:
+            with changed._database.transaction(writes=True) as transaction:
                 transaction.count("UPDATE changes SET number = number + 1")
             await asyncio.sleep(1.0)
 

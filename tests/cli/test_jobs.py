@@ -25,7 +25,7 @@ from trainworks.jobs.job_row import Attempt, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
-from trainworks.record.end import End
+from trainworks.record.events.job import End
 from trainworks.record.run_dir import RunDir
 from trainworks.units import HOUR_S
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         if not job.state.is_final:
             with suppress(UsageError):  # it has ended meanwhile
                 run("stop", job.run_dir, "--now")
-    for node in store.drained():
+    for node in store.drains():
         run("drain", node, "--undo")
 
 

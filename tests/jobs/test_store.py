@@ -20,14 +20,14 @@ from alembic.script import ScriptDirectory
 from tests.postgres import postgres_url
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
 from trainworks.jobs import database
-from trainworks.jobs.database import SqliteFile, open_database, set_aside
+from trainworks.jobs.database import SqliteFile, set_aside
 from trainworks.jobs.job_row import Attempt, BilledAttempt, Billing, JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.migrations import VERSION
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.record.end import End
+from trainworks.record.events.job import End
 
 SPEC = JobSpec(
     run_id="demo-1",
@@ -198,7 +198,7 @@ def test_a_job_that_has_ended_is_not_changed(store: JobStore) -> None:
 def test_a_drained_node_keeps_its_newest_reason(store: JobStore) -> None:
     store.drain("node1", "fan", now=1.0)
     store.drain("node1", "fire", now=2.0)
-    assert store.drained() == {"node1": "fire"}
+    assert store.drains() == {"node1": ("fire", None)}
     assert store.undrain("node1") and not store.undrain("node1")
 
 
@@ -337,7 +337,7 @@ def test_a_run_directory_of_another_user_or_machine_is_not_submitted_again(store
 
 
 def test_a_store_of_a_newer_version_is_refused(url: str) -> None:
-    with open_database(url).transaction(writes=True) as transaction:
+    with open_store(url)._database.transaction(writes=True) as transaction:
         transaction.count("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(EnvironmentProblem, match="has version 9999, and this version of Trainworks knows"):
         open_store(url)
@@ -403,17 +403,17 @@ def test_a_store_knows_that_another_file_took_its_place(tmp_path: Path) -> None:
 def test_a_file_that_is_deleted_while_it_is_opened_is_not_taken_for_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
 ) -> None:
-    url, bring = f"sqlite:///{tmp_path / 'jobs.db'}", database._bring_up_to_date
+    url, bring = f"sqlite:///{tmp_path / 'jobs.db'}", SqliteFile._bring_up_to_date
     open_store(url).close()
 
-    def deleted(database_file: SqliteFile) -> None:
-        bring(database_file)
-        monkeypatch.setattr(database, "_bring_up_to_date", bring)
+    def deleted(file: SqliteFile) -> None:
+        bring(file)
+        monkeypatch.setattr(SqliteFile, "_bring_up_to_date", bring)
         (tmp_path / "jobs.db").unlink()
         if is_made_again:
             open_store(url).close()
 
-    monkeypatch.setattr(database, "_bring_up_to_date", deleted)
+    monkeypatch.setattr(SqliteFile, "_bring_up_to_date", deleted)
     opened = open_store(url, keep_connection=True)
     add(open_store(url))
     assert [job.run_id for job in opened.search()] == ["demo-1"] and not opened.is_replaced()

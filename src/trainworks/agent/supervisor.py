@@ -29,8 +29,14 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.host.forking import Spare
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState, parse_state
-from trainworks.record.end import End
-from trainworks.record.events.job import FailureEvent, FailureReason, NoticeEvent, StopRequestedEvent, SubmittedEvent
+from trainworks.record.events.job import (
+    End,
+    FailureEvent,
+    FailureReason,
+    NoticeEvent,
+    StopRequestedEvent,
+    SubmittedEvent,
+)
 from trainworks.record.events.log import Event, of_kind, read_events, read_events_from
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun

@@ -17,9 +17,8 @@ from trainworks.files import take_lock
 from trainworks.host.clock import Clock
 from trainworks.host.probe import command_host
 from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
-from trainworks.record.end import End
 from trainworks.record.environment import HostFacts
-from trainworks.record.events.job import StopRequestedEvent, SubmittedEvent
+from trainworks.record.events.job import End, StopRequestedEvent, SubmittedEvent
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun

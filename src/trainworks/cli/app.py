@@ -7,8 +7,6 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trainworks import __version__
-from trainworks.cli.commands import ALIASES, COMMANDS, command_of
+from trainworks.cli.commands import ALIASES, COMMANDS, command_of, sparing_defaults
 from trainworks.errors import DiskFullError, TrainworksError, UsageError, problem_of_place, suggest
 from trainworks.report.rendering.printable import say
 
@@ -28,7 +26,7 @@ class _LazyCommands(TyperGroup):
     """Knows every command's summary, and imports the one that is called."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        return _sparing_defaults(super().get_params(ctx))
+        return sparing_defaults(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = ALIASES.get(args[0], args[0]) if args else ""
@@ -64,24 +62,7 @@ def _imported(name: str) -> Any:
 
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return _sparing_defaults(super().get_params(ctx))
-
-
-def _sparing_defaults(parameters: list[Any]) -> list[Any]:
-    """Options that keep their default as it is where they are not given.
-
-    Typer would check it as well, and import pydantic for that, which takes longer than all that `ps` does.
-    """
-    for one in parameters:
-        if not (one.required or one.multiple or one.nargs != 1 or isinstance(one.process_value, partial)):
-            one.process_value = partial(_processed, one, one.process_value)
-    return parameters
-
-
-def _processed(parameter: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
-    if value is not None and not (type(value) in (bool, int) and value == parameter.default):
-        return process(context, value)
-    return parameter.callback(context, parameter, value) if parameter.callback else value
+        return sparing_defaults(super().get_params(ctx))
 
 
 app = typer.Typer(

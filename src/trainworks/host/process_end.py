@@ -67,25 +67,24 @@ def processes_with(variables: Mapping[str, str]) -> list[psutil.Process]:
     A queue asks after every job: only of those whose environment has them does psutil find out more.
     """
     wanted = [f"\0{name}={value}\0".encode() for name, value in variables.items()]
-    own = os.getpid()
     found = []
     for pid in psutil.pids():
         environment = _environment(pid)
-        if pid != own and all(one in environment for one in wanted):
+        if pid != os.getpid() and all(one in environment for one in wanted):
             with suppress(psutil.NoSuchProcess):
                 found.append(psutil.Process(pid))
-    return [one for one in found if is_alive(one) and _has(one, variables)]
+    return found
 
 
 def _environment(pid: int) -> bytes:
-    """Environment of a process as the kernel shows it, with a zero before each variable; empty if unreadable."""
+    """Environment of a process as the kernel shows it, a zero around each variable; none of one that has ended."""
     text = b"\0"
     try:
         handle = os.open(f"/proc/{pid}/environ", os.O_RDONLY)
     except OSError:
         return text
     try:  # without context managers: they would take half of the time, hundreds of times for every job
-        while part := os.read(handle, _ENVIRONMENT_PART):
+        while part := os.read(handle, 8192):  # Python clears as much memory as it asks for
             text += part
     except OSError:  # it has ended meanwhile
         return b""
@@ -120,15 +119,6 @@ def variable_of(processes: Iterable[psutil.Process], name: str) -> set[str]:
     return {value for value in found if value is not None}
 
 
-def _has(one: psutil.Process, variables: Mapping[str, str]) -> bool:
-    try:
-        return variables.items() <= one.environ().items()
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return False
-
-
-_ENVIRONMENT_PART = 8192
-"""Bytes that one read asks for: most environments are smaller, and Python clears as much memory as is asked for."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_TAKES_S = 5.0

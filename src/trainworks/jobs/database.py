@@ -1,7 +1,7 @@
 """The database behind the job store: how it is opened, brought up to date, and locked.
 
-A SQLite file is asked directly, without SQLAlchemy: to import that takes longer than `trainworks ps` may. It makes the
-tables of a new file, and connects to a database server. The store writes each statement once, in SQL that both know.
+A SQLite file is asked directly, without SQLAlchemy: to import that takes longer than `trainworks ps` may. That
+makes the tables of a new file, and connects to a server. The store writes each statement once, in SQL that both know.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import shlex
 import sqlite3
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from trainworks.errors import DamagedStoreError, EnvironmentProblem
 from trainworks.jobs.migrations import VERSION, migrate
@@ -31,63 +31,29 @@ _MODES_S = 5.0
 """How long a writer waits for the modes of the files beside the database."""
 _RETRY_S = 0.02
 _SCHEMES = ("sqlite:///", "sqlite+pysqlite:///")
+NO_VALUES: Mapping[str, object] = {}
+Row = Mapping[str, Any]
 
 
-class Transaction(Protocol):
-    """Statements of one transaction; `:name` in a statement stands for a value."""
+class Transaction:
+    """Statements of one transaction, which `execute` sends; `columns` has the names of those of a result."""
 
-    def rows(self, statement: str, values: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
-        """The rows that a statement finds or returns, by column."""
+    def __init__(
+        self, execute: Callable[[str, Mapping[str, object]], Any], columns: Callable[[Any], Iterable[str]]
+    ) -> None:
+        self._execute = execute
+        self._columns = columns
 
-    def count(self, statement: str, values: Mapping[str, object] | None = None) -> int:
+    def rows(self, statement: str, values: Mapping[str, object] = NO_VALUES) -> list[Row]:
+        """The rows that a statement finds or returns, by column; `:name` in it stands for a value."""
+        found = self._execute(statement, values)
+        columns = list(self._columns(found))
+        return [dict(zip(columns, row, strict=True)) for row in found]
+
+    def count(self, statement: str, values: Mapping[str, object] = NO_VALUES) -> int:
         """How many rows a statement has changed."""
-
-
-class Database(Protocol):
-    """What the store asks, whichever database it is."""
-
-    @property
-    def url(self) -> str:
-        """What `open_database` was given, password and all."""
-
-    @property
-    def file(self) -> Path | None:
-        """The file of SQLite; None of any other."""
-
-    def transaction(self, *, writes: bool = False) -> AbstractContextManager[Transaction]:
-        """A transaction; a database that does not answer is an EnvironmentProblem."""
-
-    def close(self) -> None:
-        """Close the connection, where one is kept."""
-
-
-def open_database(url: str, *, keep_connection: bool = False) -> Database:
-    """The database of a URL, with the tables that this version knows.
-
-    With `keep_connection` it connects once, instead of for each use.
-
-    Raises:
-        EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
-    """
-    file = sqlite_file(url)
-    if file is None:
-        from trainworks.jobs.server_database import ServerDatabase  # noqa: PLC0415, it imports SQLAlchemy
-
-        return ServerDatabase(url, keep_connection=keep_connection)
-    database = SqliteFile(url, file, keep_connection=keep_connection)
-    try:
-        before = file_identity(file)
-        _bring_up_to_date(database)
-        if before is not None and before != file_identity(file):  # replaced meanwhile: a lost file is open
-            database.close()
-            return open_database(url, keep_connection=keep_connection)
-    except (sqlite3.Error, ValueError) as error:
-        problem = f"cannot open the job store `{url}`: {error}"
-        if _is_damage(error):
-            raise DamagedStoreError(problem, hint=_REBUILD) from None
-        hint = "set TRAINWORKS_DATA to a folder where you can write, or TRAINWORKS_STORE=sqlite:////FOLDER/jobs.db"
-        raise EnvironmentProblem(problem, hint=hint) from None
-    return database
+        changed: int = self._execute(statement, values).rowcount
+        return changed
 
 
 def sqlite_file(url: str) -> Path | None:
@@ -103,11 +69,10 @@ def sqlite_file(url: str) -> Path | None:
 
 def file_identity(file: Path | None) -> tuple[int, int] | None:
     """Device and inode of the file of a store; None without one, and of one that is not there."""
-    try:
-        found = file.stat() if file is not None else None
-    except OSError:
-        return None
-    return None if found is None else (found.st_dev, found.st_ino)
+    with suppress(OSError):
+        if file is not None:
+            return (found := file.stat()).st_dev, found.st_ino
+    return None
 
 
 def set_aside(url: str) -> Path:
@@ -137,14 +102,13 @@ def _is_damage(error: BaseException) -> bool:
     return type(error) is sqlite3.DatabaseError
 
 
-def _bring_up_to_date(database: SqliteFile) -> None:
-    if database.version() != VERSION:
-        database.migrate()
-
-
 @final
 class SqliteFile:
-    """A file of SQLite; any thread may use it."""
+    """A file of SQLite by its URL, with the tables that this version knows; any thread may use it.
+
+    Raises:
+        EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
+    """
 
     def __init__(self, url: str, file: Path, *, keep_connection: bool) -> None:
         self.url = url
@@ -152,13 +116,26 @@ class SqliteFile:
         self._keeps_connection = keep_connection
         self._kept: list[sqlite3.Connection] = []
         """At most one that no thread uses now."""
+        try:
+            while True:
+                before = file_identity(file)
+                self._bring_up_to_date()
+                if before in (None, file_identity(file)):
+                    break
+                self.close()  # replaced meanwhile: a lost file is open
+        except (sqlite3.Error, ValueError) as error:
+            problem = f"cannot open the job store `{url}`: {error}"
+            if _is_damage(error):
+                raise DamagedStoreError(problem, hint=_REBUILD) from None
+            hint = "set TRAINWORKS_DATA to a folder where you can write, or TRAINWORKS_STORE=sqlite:////FOLDER/jobs.db"
+            raise EnvironmentProblem(problem, hint=hint) from None
 
     @contextmanager
-    def transaction(self, *, writes: bool = False) -> Iterator[_Statements]:
+    def transaction(self, *, writes: bool = False) -> Iterator[Transaction]:
         """A transaction; a file that does not answer is an EnvironmentProblem."""
         try:
             with self._transaction(writes=writes) as connection:
-                yield _Statements(connection)
+                yield Transaction(connection.execute, lambda found: (column[0] for column in found.description))
         except sqlite3.DatabaseError as error:
             if _is_damage(error):
                 raise DamagedStoreError(f"the job store is damaged: {error}", hint=_REBUILD) from None
@@ -175,23 +152,20 @@ class SqliteFile:
         while self._kept:
             self._kept.pop().close()
 
-    def version(self) -> str | None:
-        """The newest migration that the file has had; None of an empty one."""
+    def _bring_up_to_date(self) -> None:
         with self._transaction() as connection:
             is_there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
             found = connection.execute("SELECT version_num FROM alembic_version").fetchone() if is_there else None
-        return str(found[0]) if found else None
-
-    def migrate(self) -> None:
-        """Bring the file up to date; see `migrations.migrate`."""
+        if found == (VERSION,):
+            return
         import sqlalchemy as sa  # noqa: PLC0415, once in the life of a store
 
-        # what it has begun SQLAlchemy rolls back as it connects, and begins again here
+        # what `_begun` has begun SQLAlchemy rolls back as it connects, and begins again here
         engine = sa.create_engine("sqlite://", creator=lambda: self._begun(writes=True), poolclass=sa.NullPool)
         sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
         try:
-            with engine.begin() as connection:
-                migrate(connection)
+            with engine.begin() as begun:
+                migrate(begun)
         except sa.exc.DBAPIError as error:
             raise error.orig or error from None
 
@@ -263,19 +237,3 @@ def _write_ahead(connection: sqlite3.Connection) -> None:
 def _is_read_only(error: sqlite3.Error) -> bool:
     """Whether SQLite refuses to write; the low byte of its codes is the kind of an error."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY
-
-
-@final
-class _Statements:
-    """The statements of a transaction; see `Transaction`."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def rows(self, statement: str, values: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
-        found = self._connection.execute(statement, values or {})
-        columns = [column[0] for column in found.description]
-        return [dict(zip(columns, row, strict=True)) for row in found]
-
-    def count(self, statement: str, values: Mapping[str, object] | None = None) -> int:
-        return self._connection.execute(statement, values or {}).rowcount

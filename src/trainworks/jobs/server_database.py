@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.jobs.database import Transaction
 from trainworks.jobs.migrations import VERSION, migrate
 
 _UPGRADE_LOCK = 7240915
@@ -38,7 +38,8 @@ class ServerDatabase:
             self._engine = sa.create_engine(parsed, **pool)
             self._bring_up_to_date()
         except (SQLAlchemyError, ImportError, ValueError) as error:
-            problem = f"cannot open the job store `{_strip_password(url)}`: {_first_line(error)}"
+            without_password = url.partition("@")[2] or url
+            problem = f"cannot open the job store `{without_password}`: {_first_line(error)}"
             raise EnvironmentProblem(problem, hint=_hint(url)) from None
 
     def _bring_up_to_date(self) -> None:
@@ -53,32 +54,19 @@ class ServerDatabase:
             migrate(connection)
 
     @contextmanager
-    def transaction(self, *, writes: bool = False) -> Iterator[_ServerStatements]:
+    def transaction(self, *, writes: bool = False) -> Iterator[Transaction]:
         """A transaction; a server that does not answer is an EnvironmentProblem."""
         try:
             with self._engine.begin() as connection:
-                yield _ServerStatements(connection)
+                yield Transaction(
+                    lambda statement, values: connection.execute(sa.text(statement), values), lambda found: found.keys()
+                )
         except OperationalError as error:
             raise EnvironmentProblem(f"the job store does not answer: {_first_line(error)}") from None
 
     def close(self) -> None:
         """Close the connection, where one is kept."""
         self._engine.dispose()
-
-
-@final
-class _ServerStatements:
-    """The statements of a transaction; see `database.Transaction`."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def rows(self, statement: str, values: Mapping[str, object] | None = None) -> list[dict[str, Any]]:
-        found = self._connection.execute(sa.text(statement), values or {})
-        return [dict(row) for row in found.mappings()]
-
-    def count(self, statement: str, values: Mapping[str, object] | None = None) -> int:
-        return self._connection.execute(sa.text(statement), values or {}).rowcount
 
 
 def _hint(url: str) -> str:
@@ -89,13 +77,6 @@ def _hint(url: str) -> str:
     if url.startswith("sqlite"):
         return "write it like TRAINWORKS_STORE=sqlite:////FOLDER/jobs.db"
     return "write it like TRAINWORKS_STORE=postgresql+psycopg://USER@HOST/DATABASE, and see whether the server runs"
-
-
-def _strip_password(url: str) -> str:
-    try:
-        return sa.make_url(url).render_as_string(hide_password=True)
-    except SQLAlchemyError:
-        return url.partition("@")[2] or url
 
 
 def _first_line(error: BaseException) -> str:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Unpack
 
 from trainworks.errors import UsageError
 from trainworks.jobs import job_row
-from trainworks.jobs.database import Transaction, open_database
+from trainworks.jobs.database import SqliteFile, Transaction, sqlite_file
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.jobs.stored_jobs import StoredJobs, among
-from trainworks.record.end import End
+from trainworks.record.events.job import End
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,14 +33,16 @@ def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
     Raises:
         EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
     """
-    return JobStore(open_database(url, keep_connection=keep_connection))
+    file = sqlite_file(url)
+    if file is not None:
+        return JobStore(SqliteFile(url, file, keep_connection=keep_connection))
+    from trainworks.jobs.server_database import ServerDatabase  # noqa: PLC0415, it imports SQLAlchemy
+
+    return JobStore(ServerDatabase(url, keep_connection=keep_connection))
 
 
 class JobStore(StoredJobs):
     """The job store, to read and to write."""
-
-    def _writing(self) -> AbstractContextManager[Transaction]:
-        return self._database.transaction(writes=True)
 
     def add(
         self,
@@ -68,7 +69,7 @@ class JobStore(StoredJobs):
         uid = os.getuid() if uid is None else uid
         row = job_row.new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
         row |= {"cluster": cluster, "uid": uid, "host": host}
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             rows = transaction.rows("SELECT * FROM jobs WHERE run_dir = :run_dir", {"run_dir": run_dir})
             there = job_row.job_of_row(rows[0]) if rows else None
             if there is not None and there.state.is_final and (there.uid, there.host) == (uid, host):
@@ -103,7 +104,7 @@ class JobStore(StoredJobs):
         end = end if parse_state(end.state).is_final else replace(end, at=None)
         row = job_row.new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
         row |= job_row.to_columns(columns) | job_row.end_columns(end) | {"changed_at": now}
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             job = _added(transaction, row)
             if job.attempt:
                 _begin_attempt(transaction, job, now)
@@ -111,7 +112,7 @@ class JobStore(StoredJobs):
     def remove(self, job_id: int) -> bool:
         """Delete a job that its engine never got; False if the engine has it, or it has started."""
         statement = "DELETE FROM jobs WHERE id = :id AND handle IS NULL AND attempt = 0 AND state = :state"
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             return transaction.count(statement, {"id": job_id, "state": str(JobState.QUEUED)}) == 1
 
     def move(
@@ -139,7 +140,7 @@ class JobStore(StoredJobs):
         )
         if state.is_final:
             values |= {"position": None, "starts_at": None, "reason": None, "detail": None}
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             moved = _changed(transaction, job_id, before, values, version=version)
             if moved is not None:
                 self._follow(transaction, moved, ended_at)
@@ -172,7 +173,7 @@ class JobStore(StoredJobs):
             **job_row.end_columns(End(JobState.STARTING)),
             **dict.fromkeys(("reason", "detail", "position", "starts_at", "asked_to_end", "asked_by")),
         }
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             started = _changed(transaction, job.id, [job.state], values, version=job.version)
             if started:
                 _begin_attempt(transaction, started, now)
@@ -201,7 +202,7 @@ class JobStore(StoredJobs):
             values |= {
                 name: value for name, value in job_row.end_columns(end).items() if name not in ("state", "ended_at")
             }
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             return _changed(transaction, job_id, live, values, attempt=waits_since_attempt) is not None
 
     def explain(self, pending: Mapping[int, tuple[str, str, int | None, float | None]]) -> None:
@@ -212,7 +213,7 @@ class JobStore(StoredJobs):
         of_one = among("state", [str(state) for state in JobState if state.waits], waits)
         columns = ("reason", "detail", "position", "starts_at")
         statement = _update("jobs", columns, f"id = :id AND {of_one}")
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             for job, why in pending.items():
                 transaction.count(statement, dict(zip(columns, why, strict=True)) | waits | {"id": job})
 
@@ -226,21 +227,21 @@ class JobStore(StoredJobs):
             | {"placement": job_row.placement_text(row.placement)}
             for row in rows
         ]
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             transaction.count("DELETE FROM attempts WHERE job_id = :job", {"job": job_id})
             for row in values:
                 transaction.count(insertion("attempts", row), row)
 
     def drain(self, node: str, reason: str, *, now: float, uid: int | None = None) -> None:
         """Give a node no more jobs; a new reason replaces the old one."""
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             row = {"name": node, "reason": reason, "drained_at": now, "uid": uid}
             transaction.count("DELETE FROM nodes WHERE name = :name", {"name": node})
             transaction.count(insertion("nodes", row), row)
 
     def undrain(self, node: str) -> bool:
         """Give a node jobs again; False if it was not drained."""
-        with self._writing() as transaction:
+        with self._database.transaction(writes=True) as transaction:
             return transaction.count("DELETE FROM nodes WHERE name = :name", {"name": node}) == 1
 
 
@@ -252,7 +253,7 @@ def _next_version(transaction: Transaction) -> int:
     return int(transaction.rows("UPDATE changes SET number = number + 1 RETURNING number")[0]["number"])
 
 
-def _added(transaction: Transaction, row: dict[str, Any]) -> job_row.JobRow:
+def _added(transaction: Transaction, row: dict[str, object]) -> job_row.JobRow:
     row["version"] = _next_version(transaction)
     return job_row.job_of_row(transaction.rows(insertion("jobs", row) + " RETURNING *", row)[0])
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
-from trainworks.jobs.database import Database, Transaction, file_identity
+from trainworks.jobs.database import NO_VALUES, Row, SqliteFile, file_identity
 from trainworks.jobs.job_row import Attempt, BilledAttempt, JobRow, attempt_of_row, billed_of_row, job_of_row
 from trainworks.jobs.state import JobState, parse_state
+
+if TYPE_CHECKING:
+    from trainworks.jobs.server_database import ServerDatabase
 
 _SEARCHED = ("run_id", "owner", "engine", "reason", "detail", "cause")
 """Columns in which `search` looks for a text."""
@@ -17,7 +20,7 @@ _SEARCHED = ("run_id", "owner", "engine", "reason", "detail", "cause")
 class StoredJobs:
     """Jobs, attempts and drained nodes, as any process may read them."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqliteFile | ServerDatabase) -> None:
         self._database = database
         self._identity = file_identity(database.file)
 
@@ -35,18 +38,17 @@ class StoredJobs:
         """Close the connection, where one is kept."""
         self._database.close()
 
-    def _reading(self) -> AbstractContextManager[Transaction]:
-        return self._database.transaction()
+    def _rows(self, query: str, values: Mapping[str, object] = NO_VALUES) -> list[Row]:
+        with self._database.transaction() as transaction:
+            return transaction.rows(query, values)
 
     def run_dirs(self) -> set[str]:
         """Run directories of all jobs."""
-        with self._reading() as transaction:
-            return {row["run_dir"] for row in transaction.rows("SELECT run_dir FROM jobs")}
+        return {row["run_dir"] for row in self._rows("SELECT run_dir FROM jobs")}
 
     def get(self, job_id: int) -> JobRow | None:
         """The job of that number."""
-        with self._reading() as transaction:
-            rows = transaction.rows("SELECT * FROM jobs WHERE id = :id", {"id": job_id})
+        rows = self._rows("SELECT * FROM jobs WHERE id = :id", {"id": job_id})
         return job_of_row(rows[0]) if rows else None
 
     def find(self, wanted: str, *, uid: int | None = None) -> JobRow | None:
@@ -56,8 +58,7 @@ class StoredJobs:
             "SELECT * FROM jobs WHERE run_id = :wanted OR run_dir = :wanted OR id = :number"
             " ORDER BY CASE WHEN uid = :uid THEN 0 ELSE 1 END, id DESC LIMIT 1"
         )
-        with self._reading() as transaction:
-            rows = transaction.rows(query, {"wanted": wanted, "number": number, "uid": uid})
+        rows = self._rows(query, {"wanted": wanted, "number": number, "uid": uid})
         return job_of_row(rows[0]) if rows else None
 
     def search(
@@ -100,8 +101,7 @@ class StoredJobs:
         if limit is not None:
             query += " LIMIT :limit"
             values["limit"] = limit
-        with self._reading() as transaction:
-            return [job_of_row(row) for row in transaction.rows(query, values)]
+        return [job_of_row(row) for row in self._rows(query, values)]
 
     def array_states(self, arrays: Iterable[str]) -> dict[str, dict[JobState, int]]:
         """Jobs of each array by state."""
@@ -109,15 +109,13 @@ class StoredJobs:
         columns = 'SELECT "array", state, count(*) AS number FROM jobs'
         query = _statement(columns, [among("array", arrays, values)], 'GROUP BY "array", state')
         counts: dict[str, dict[JobState, int]] = {}
-        with self._reading() as transaction:
-            for row in transaction.rows(query, values):
-                counts.setdefault(row["array"], {})[parse_state(row["state"])] = row["number"]
+        for row in self._rows(query, values):
+            counts.setdefault(row["array"], {})[parse_state(row["state"])] = row["number"]
         return counts
 
     def version(self) -> int:
         """Number of the newest change of a job."""
-        with self._reading() as transaction:
-            return int(transaction.rows("SELECT number FROM changes")[0]["number"])
+        return int(self._rows("SELECT number FROM changes")[0]["number"])
 
     def changed(
         self, after: int, *, engine: str | None = None, uid: int | None = None, host: str | None = None
@@ -125,30 +123,26 @@ class StoredJobs:
         """Jobs that were changed after that version, in the order of their changes; all, or only those named."""
         values: dict[str, object] = {"after": after}
         where = ["version > :after", *conditions({"engine": engine, "uid": uid, "host": host}, values)]
-        with self._reading() as transaction:
-            rows = transaction.rows(_statement("SELECT * FROM jobs", where, "ORDER BY version"), values)
+        rows = self._rows(_statement("SELECT * FROM jobs", where, "ORDER BY version"), values)
         return [job_of_row(row) for row in rows]
 
     def live_queues(self, uid: int) -> set[tuple[str, str | None]]:
         """Engine and machine of each unfinished job of a user; no machine where another engine starts them."""
         values: dict[str, object] = {"uid": uid}
         where = ["uid = :uid", among("state", [str(one) for one in JobState if not one.is_final], values)]
-        with self._reading() as transaction:
-            rows = transaction.rows(_statement("SELECT DISTINCT engine, host FROM jobs", where), values)
+        rows = self._rows(_statement("SELECT DISTINCT engine, host FROM jobs", where), values)
         return {(row["engine"], row["host"]) for row in rows}
 
     def counts(self) -> dict[JobState, int]:
         """Jobs by state."""
-        with self._reading() as transaction:
-            rows = transaction.rows("SELECT state, count(*) AS number FROM jobs GROUP BY state")
+        rows = self._rows("SELECT state, count(*) AS number FROM jobs GROUP BY state")
         return {parse_state(row["state"]): row["number"] for row in rows}
 
     def attempts(self, job_id: int | None = None) -> list[Attempt]:
         """Every attempt of a job, in order; of all jobs when None."""
         values: dict[str, object] = {}
         where = conditions({"job_id": job_id}, values)
-        with self._reading() as transaction:
-            rows = transaction.rows(_statement("SELECT * FROM attempts", where, "ORDER BY job_id, number"), values)
+        rows = self._rows(_statement("SELECT * FROM attempts", where, "ORDER BY job_id, number"), values)
         return [attempt_of_row(row) for row in rows]
 
     def billed_attempts(
@@ -172,18 +166,12 @@ class StoredJobs:
             " FROM attempts JOIN jobs ON jobs.id = job_id",
             where,
         )
-        with self._reading() as transaction:
-            rows = transaction.rows(query, values)
+        rows = self._rows(query, values)
         return [billed_of_row(row) for row in rows]
-
-    def drained(self) -> dict[str, str]:
-        """Drained nodes, and why."""
-        return {name: reason for name, (reason, _) in self.drains().items()}
 
     def drains(self) -> dict[str, tuple[str, int | None]]:
         """Drained nodes: why, and the user who drained them."""
-        with self._reading() as transaction:
-            return {row["name"]: (row["reason"], row["uid"]) for row in transaction.rows("SELECT * FROM nodes")}
+        return {row["name"]: (row["reason"], row["uid"]) for row in self._rows("SELECT * FROM nodes")}
 
 
 def _statement(verb: str, where: Sequence[str], end: str = "") -> str:

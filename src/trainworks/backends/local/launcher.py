@@ -27,7 +27,7 @@ from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machi
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.dev_environment import DevUse
-from trainworks.record.end import End
+from trainworks.record.events.job import End
 from trainworks.record.events.log import Event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir

@@ -31,8 +31,7 @@ from trainworks.errors import TrainworksError
 from trainworks.host import process
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import Cause, JobState, parse_state
-from trainworks.record.end import End
-from trainworks.record.events.job import SubmittedEvent
+from trainworks.record.events.job import End, SubmittedEvent
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.run_dir import RunDir

@@ -44,8 +44,8 @@ from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
-from trainworks.record.end import End
 from trainworks.record.environment import HostFacts
+from trainworks.record.events.job import End
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun

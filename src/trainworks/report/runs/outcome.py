@@ -112,11 +112,9 @@ def _piece(num_bytes: int | None, resolved: ResolvedRun, plan: Plan) -> str | No
     workload = resolved.run_file.workload
     if num_bytes is None or workload is None or not plan.model.is_described:
         return None
-    tensors = import_module("trainworks.plan.run.remedies")  # as in `_remedies`
-    piece: str | None = tensors.piece_of(
-        num_bytes, plan.model, plan.layout, sequence_length=workload.data.sequence_length
-    )
-    return piece
+    from trainworks.plan.run.remedies import piece_of  # noqa: PLC0415, as in `_remedies`
+
+    return piece_of(num_bytes, plan.model, plan.layout, sequence_length=workload.data.sequence_length)
 
 
 def _remedies(resolved: ResolvedRun, plan: Plan, memory: MemoryAtFailure) -> tuple[PricedRemedy, ...]:
