@@ -38,9 +38,7 @@ Row = Mapping[str, Any]
 class Transaction:
     """Statements of one transaction, which `execute` sends; `columns` has the names of those of a result."""
 
-    def __init__(
-        self, execute: Callable[[str, Mapping[str, object]], Any], columns: Callable[[Any], Iterable[str]]
-    ) -> None:
+    def __init__(self, execute: Callable[..., Any], columns: Callable[[Any], Iterable[str]]) -> None:
         self._execute = execute
         self._columns = columns
 
@@ -52,8 +50,7 @@ class Transaction:
 
     def count(self, statement: str, values: Mapping[str, object] = NO_VALUES) -> int:
         """How many rows a statement has changed."""
-        changed: int = self._execute(statement, values).rowcount
-        return changed
+        return int(self._execute(statement, values).rowcount)
 
 
 def sqlite_file(url: str) -> Path | None:
