@@ -443,9 +443,10 @@ def errors_page() -> str:
         "## Exit codes of a rank\n\n" + _rank_codes(),
         f"## Causes of a failure\n\nA `failure` event names a cause. A rank of a workload reports {causes[1]}\n"
         "Its node agent adds `killed` (a signal ended it), `unknown` (an exit code without an exception), `hang`\n"
-        "(no progress), `oom` (the kernel killed it for its memory) and `node_lost` (its fork server ended).\n"
+        "(no progress), `oom` (the kernel killed it for its memory) and `agent_lost` (its fork server ended).\n"
         "The agent of a command adds `launch_failed`.\n"
-        "The supervisor adds `node_lost` (a signal ended an agent), `agent_lost`, `environment` and\n"
+        "The supervisor adds `agent_lost` (a signal ended an agent), `step_lost` (its step of Slurm was lost),\n"
+        "`node_lost` (the connection to its node was lost), `environment` and\n"
         "`controller_error`. [Faults of ranks](../concepts/faults.md#which-failures-restart) lists the causes after\n"
         "which ranks restart.",
     )

@@ -29,7 +29,7 @@ def submit(login: str, *, nodes: int = 2, folder: str = "/shared", further: str 
     (HALL / "run.yaml").write_text(text)
     run(f"scp -q run.yaml guides.txt alice@{login}:{folder}/")
     job = f"mkdir -p {folder}/alice && cd {folder}/alice && trainworks submit ../run.yaml --yes"
-    run(f"ssh alice@{login} '{job}; trainworks wait; trainworks ps --all'", succeeded)
+    run(f"ssh alice@{login} '{job}; trainworks wait || tail -n 30 runs/*/logs/*.log; trainworks ps --all'", succeeded)
 
 
 def succeeded(code: int, printed: str) -> bool:
@@ -165,15 +165,21 @@ def directory(hall: Hall) -> None:
 
 def two_boxes(hall: Hall) -> None:
     """No scheduler: a machine trains alone, and both over ssh, while the queue is on one of them."""
-    text = (HERE / "run.yaml").read_text()
-    alone = re.sub(r"  engine: slurm\n  nodes: 2\n  slurm: .*\n", "  engine: local\n", text, count=1)
+    text = (HERE / "run.yaml").read_text().replace("/shared/", "/export/shared/")
+    alone = re.sub(r"  slurm: .*\n", "", text.replace("  engine: slurm\n  nodes: 2\n", "  engine: local\n"))
     (HALL / "alone.yaml").write_text(alone)
     (HALL / "run.yaml").write_text(alone.replace("engine: local", "engine: ssh\n  hosts: [box1, box2]"))
-    run("scp -q run.yaml alone.yaml guides.txt alice@box2:/shared/ && scp -q key alice@box2:.ssh/id_ed25519")
-    run("ssh alice@box2 'mkdir -p /shared/alice && cd /shared/alice && trainworks run ../alone.yaml'", succeeded)
+    run("scp -q run.yaml alone.yaml guides.txt alice@box2:/export/shared/ && scp -q key alice@box2:.ssh/id_ed25519")
+    run(
+        "ssh alice@box2 'mkdir -p /export/shared/alice && cd /export/shared/alice && trainworks run ../alone.yaml'",
+        succeeded,
+    )
     knows = "for box in box1 box2; do ssh -o StrictHostKeyChecking=accept-new $box true; done"
-    job = "cd /shared/alice && trainworks nodes --cluster ../run.yaml && trainworks submit ../run.yaml --yes"
-    run(f"ssh alice@box2 '{knows}; {job}; trainworks wait; trainworks ps --all'", succeeded)
+    job = "cd /export/shared/alice && trainworks nodes --cluster ../run.yaml && trainworks submit ../run.yaml --yes"
+    run(
+        f"ssh alice@box2 '{knows}; {job}; trainworks wait || tail -n 30 runs/*/logs/*.log; trainworks ps --all'",
+        succeeded,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +223,9 @@ def break_and_repair(hall: Hall, name: str) -> float:
         "/etc/munge/munge.key": "sudo chmod 644 /etc/munge/munge.key",
     }
     if hall.stack.slurm is None:
+        unit = "/etc/systemd/system/export-shared.mount"
         changes = {
-            "/etc/systemd/system/shared.mount": "echo Options=soft | sudo tee -a /etc/systemd/system/shared.mount",
+            unit: f"echo Options=soft | sudo tee -a {unit}",
             "/etc/trainworks/exporter.token": "sudo chmod 644 /etc/trainworks/exporter.token",
         }
     changes["prometheus-node-exporter"] = "sudo systemctl stop trainworks-exporter prometheus-node-exporter"

@@ -12,6 +12,7 @@ import pytest
 from tests.fakes import FakeClock, FakeNodes, Life, job
 from trainworks.agent.node_agents import NODE_LEAVES, CommandNodes, ThisMachine, TrainingNodes
 from trainworks.agent.supervisor import Supervisor, supervise
+from trainworks.backends.slurm.allocation import StepHosts
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.jobs.state import JobState
@@ -198,13 +199,31 @@ def test_a_recovering_job_keeps_the_first_cause(start) -> None:
 @pytest.mark.parametrize(
     ("exit_code", "cause"),
     [
-        (-signal.SIGTERM, ("node_lost", "the node agent was killed by SIGTERM")),
+        (-signal.SIGTERM, ("agent_lost", "the node agent was killed by SIGTERM")),
         (75, ("agent_lost", "the agent of node 0 ended with code 75")),
     ],
 )
 def test_a_job_that_recovers_from_a_lost_agent_says_so(start, exit_code: int, cause: tuple[str, str]) -> None:
     run = start(job(max_restarts=1), [Life(exit_code, says=[MET]), Life(0, says=[FINISHED])])
     assert recovering_causes(run) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "lost"),
+    [
+        (-signal.SIGKILL, ("step_lost", "the step of the node agent was ended by SIGKILL")),  # its srun was killed
+        (137, ("agent_lost", "the node agent was killed by SIGKILL")),  # as srun reports it
+        (-signal.SIGHUP, ("node_lost", "the connection to the node was lost")),
+    ],
+)
+def test_a_loss_elsewhere_has_the_part_that_was_lost_as_its_cause(
+    start, monkeypatch: pytest.MonkeyPatch, exit_code: int, lost: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(ThisMachine, "are_here", False)
+    monkeypatch.setattr(ThisMachine, "lost_part", StepHosts.lost_part)
+    monkeypatch.setattr(ThisMachine, "killed_by", lambda hosts, code: code - 128)
+    run = start(job("command", max_restarts=1), [Life(exit_code, says=[MET]), Life(0, says=[FINISHED])])
+    assert recovering_causes(run) == [lost]
 
 
 def test_a_job_that_is_asked_to_stop_has_stopped(start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from typing import Any
 
@@ -42,3 +43,16 @@ def test_a_backend_without_workloads_says_so(run_dir: RunDir, monkeypatch: pytes
     assert node_plan.main(str(run_dir.path)) == 2
     problem = json.loads(run_dir.plan_error_file.read_text())
     assert "small cannot plan a workload on its nodes" in json.dumps(problem)
+
+
+def test_a_node_without_the_home_of_its_user_is_named(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*arguments: Any, **options: Any) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied", "/home/ada")
+
+    run_dir.write_resolved(on_engine(job(), "slurm"))
+    monkeypatch.setattr(SmallBackend, "allocated_nodes", classmethod(lambda cls: AllocatedNodes(1, 1, 0, None)))
+    monkeypatch.setattr(node_plan, "backend_class", {"slurm": SmallBackend}.__getitem__)
+    monkeypatch.setattr(node_plan, "resolve", resolve)
+    assert node_plan.main(str(run_dir.path)) == 3
+    problem = json.loads(run_dir.plan_error_file.read_text())
+    assert problem["message"] == "cannot use `/home/ada`: Permission denied"

@@ -291,6 +291,7 @@ class LocalBed(Bed):
 
     tells_of_silence = False
     requeues = False
+    causes_of_a_lost_node: ClassVar = {"agent_lost"}  # its machine is still there
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -531,6 +532,7 @@ class KubernetesBed(Bed):
 
     def silence(self) -> None:
         self._cluster.stop_server()
+        self.backend._client._patience_s = 1.0
 
     def answer(self) -> None:
         self._cluster.start_server()

@@ -79,12 +79,13 @@ class SshSite:
         return list({*below, *process.processes_with(ledger), *process.processes_with(jobs)})
 
     def kill(self, name: str) -> None:
-        """Turn a host off: everything there is gone, and nothing of it says so over a connection."""
-        sessions, everything = self.sessions(name), self.processes(name)
+        """Turn a host off: everything there is gone, and nothing of it sees the end of another one."""
+        everything = self.processes(name)
         self._daemons[name].kill()
-        for one in (*sessions, *everything):
-            with suppress(psutil.NoSuchProcess):
-                one.kill()
+        for end in (psutil.Process.suspend, psutil.Process.kill):
+            for one in everything:
+                with suppress(psutil.NoSuchProcess):
+                    end(one)
         self._daemons[name].wait()
 
     def end(self) -> None:

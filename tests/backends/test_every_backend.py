@@ -33,7 +33,10 @@ FOR_EVER_ONCE = f"test -e {ONCE} && exec echo up; touch {ONCE}; echo up; sleep 6
 
 
 def beds(*, at_night: Collection[str] = ()) -> list[Any]:
-    """Every backend; those that run at night alone have the same law among their own tests of the same cluster."""
+    """Every backend; those that run at night alone have the same law among their own tests of the same cluster.
+
+    Those of `ssh` are of the queue, which is that of `local`.
+    """
     of_a_cluster = {"ssh": [NEEDS_SSHD], "slurm": [pytest.mark.slurm], "kubernetes": [pytest.mark.kubernetes]}
     night = [pytest.mark.lane("nightly")]
     return [
@@ -124,7 +127,7 @@ def test_a_job_that_has_ended_is_left_alone_by_a_stop(bed: Bed) -> None:
     assert job.end().state is JobState.SUCCEEDED
 
 
-@shown_alone("slurm", "kubernetes")
+@shown_alone("ssh", "slurm", "kubernetes")
 def test_a_failing_rank_ends_the_gang_and_is_named(bed: Bed) -> None:
     job = bed.submit(bed.job("echo up; test $RANK = 1 && exit 9; sleep 600", nodes=3))
     row = job.end()
@@ -164,14 +167,14 @@ def wait_until_up(job: Job, times: int) -> None:
     wait_until(lambda: job.row and times_up(job) == [times] * ranks, lambda: f"{job.row} {times_up(job)}")
 
 
-@shown_alone("kubernetes")
+@shown_alone("ssh", "kubernetes")
 def test_a_lost_node_ends_a_job_without_restarts(bed: Bed) -> None:
     job = bed.start(FOR_EVER_ONCE, nodes=3)
     bed.lose_a_node(job)
     row = job.end()
     status = bed.record(job).read_status()
-    assert (row.state, row.end.cause) == (JobState.FAILED, "node_lost")
-    assert (status.state, status.cause) == ("FAILED", "node_lost")
+    assert row.state is JobState.FAILED and row.end.cause in bed.causes_of_a_lost_node
+    assert (status.state, status.cause) == ("FAILED", row.end.cause)
     assert times_up(job) == [1, 1, 1]
     is_over(job)
 
@@ -189,6 +192,7 @@ def test_every_level_takes_its_restarts_from_one_budget(bed: Bed) -> None:
     is_over(job)
 
 
+@shown_alone("ssh")
 def test_a_user_who_retries_a_job_gives_it_all_restarts_again(bed: Bed) -> None:
     job = bed.submit(bed.job("echo up; exit 9", nodes=1, restarts=1))
     first = job.end()
@@ -211,7 +215,7 @@ def test_the_times_of_an_attempt_are_the_jobs_and_not_those_of_a_look(bed: Bed) 
     assert (row.ended_at or 0.0) < done_at + 8
 
 
-@shown_alone("slurm", "kubernetes")  # `check_waits` asks the store
+@shown_alone("ssh", "slurm", "kubernetes")  # `check_waits` asks the store
 def test_only_a_job_that_waits_can_be_held(bed: Bed) -> None:
     job = bed.start(OBEYS)
     with pytest.raises(UsageError, match=r"cannot hold job .* it is RUNNING"):
@@ -231,7 +235,7 @@ def test_a_failed_job_is_retried_in_its_run_directory(bed: Bed) -> None:
     assert [one.state for one in bed.store.attempts(first.id)] == [JobState.FAILED, JobState.SUCCEEDED]
 
 
-@shown_alone("slurm", "kubernetes")
+@shown_alone("ssh", "slurm", "kubernetes")
 def test_a_held_job_waits_until_it_is_released(bed: Bed) -> None:
     job = bed.submit(bed.job("true", hold=True))
     wait_until(lambda: job.row.reason is not None)
@@ -257,6 +261,7 @@ def test_a_waiting_job_is_edited_or_the_backend_says_that_it_cannot(bed: Bed) ->
     assert job.end().state is JobState.SUCCEEDED
 
 
+@shown_alone("ssh")
 def test_a_job_that_waits_can_be_stopped(bed: Bed) -> None:
     job = bed.submit(bed.job("touch began", hold=True))
     wait_until(lambda: job.row.reason is not None)
@@ -285,6 +290,7 @@ def test_a_job_waits_for_the_one_that_it_depends_on(bed: Bed) -> None:
     assert (second.end().state, first.end().state) == (JobState.SUCCEEDED, JobState.SUCCEEDED)
 
 
+@shown_alone("ssh")
 def test_a_job_may_wait_for_the_end_of_one_that_fails(bed: Bed) -> None:
     if "depends_on" in bed.backend.unsupported:
         pytest.skip(f"{bed.backend.name} has no dependencies, and the test above shows the refusal")
@@ -293,7 +299,7 @@ def test_a_job_may_wait_for_the_end_of_one_that_fails(bed: Bed) -> None:
     assert (second.end().state, first.end().state) == (JobState.SUCCEEDED, JobState.FAILED)
 
 
-@shown_alone("kubernetes")
+@shown_alone("ssh", "kubernetes")
 def test_the_same_run_is_submitted_once(bed: Bed) -> None:
     job = bed.submit(bed.job(f"echo up; {UNTIL_HEARD}", nodes=1))
     again = bed.submit(job)
@@ -360,6 +366,7 @@ def test_a_job_that_waits_for_none_is_refused(bed: Bed) -> None:
     assert (bed.store.search(), job.run_dir.read_status().state) == ([], "CREATED")
 
 
+@shown_alone("ssh")
 def test_a_job_that_waits_for_one_that_has_failed_fails_at_once(bed: Bed) -> None:
     if "depends_on" in bed.backend.unsupported:
         pytest.skip("this backend has no `depends_on`")
@@ -422,7 +429,7 @@ def test_a_command_enters_a_running_job_and_ends_with_it(bed: Bed) -> None:
         inside.wait(PATIENCE_S)
 
 
-@shown_alone("slurm", "kubernetes")
+@shown_alone("ssh", "slurm", "kubernetes")
 def test_a_drained_node_gets_no_job(bed: Bed) -> None:
     name = bed.backend.nodes()[0].name
     bed.backend.drain(name, "fan 'broken' $(id)")

@@ -91,6 +91,26 @@ def test_without_a_last_word_the_cause_is_the_backends() -> None:
     assert (step.end.cause, step.end.message) == ("time_limit", "time limit reached: TIMEOUT")
 
 
+@pytest.mark.parametrize(
+    ("asked", "who", "cause", "said", "message"),
+    [
+        ("stop", "cancelled in Slurm by root", None, None, "stopped by root"),  # its script cancels it then
+        ("stop", None, None, "stopped by root", "stopped by root"),  # its dispatcher has said it
+        (None, "cancelled in Slurm by root", None, None, "cancelled in Slurm by root"),
+        (None, "cancelled in Slurm by root", "killed", "not saved", "cancelled in Slurm by root; not saved"),
+        (None, "cancelled in Slurm by root", "idle", "it was idle", "it was idle"),
+        (None, None, None, None, None),
+    ],
+)
+def test_a_stopped_job_says_by_whom_if_that_is_known(
+    asked: str | None, who: str | None, cause: str | None, said: str | None, message: str | None
+) -> None:
+    job = replace(ROW, asked_to_end=asked, asked_by=0)
+    status = RunStatus(state=STOP, cause=cause, message=said, exit_code=0)
+    step = next_step(job, JobStatus(state=STOP, ended_by=who), status, NOW)
+    assert step is not None and (step.end.cause, step.end.message) == (cause, message)
+
+
 def test_a_success_that_the_run_does_not_confirm_is_a_failure_after_a_while() -> None:
     """Slurm says COMPLETED of a batch script that ended well, though what it supervised may have been killed."""
     ended = JobStatus(state=OK, raw="COMPLETED", ended_at=NOW)

@@ -178,6 +178,16 @@ def test_a_failed_job_is_described_with_its_rank_and_the_end_of_its_log() -> Non
     assert "    it broke" in told
 
 
+def test_every_life_of_a_job_is_described_also_one_that_began_in_place() -> None:
+    run_id = submit("test $TRAINWORKS_ATTEMPT = 2 || exit 4", recover={"max_restarts": 1})
+    wait_for(run_id, JobState.SUCCEEDED)
+    told = run("describe", run_id)
+    assert re.search(r"^2 +1 +\S+ .*ranks started again in place +user_error +rank 0 on node 0", told, re.MULTILINE)
+    first, second = json.loads(run("describe", run_id, "--json"))["lives"]
+    assert (first["begin"], first["cause"], second["attempt"]) == ("submitted", None, 1)
+    assert (second["cause"], second["began_at"] >= first["began_at"]) == ("user_error", True)
+
+
 def test_a_held_job_waits_until_it_is_released() -> None:
     run_id = submit("true", job={"hold": True})
     wait_for_reason(run_id, "Held")

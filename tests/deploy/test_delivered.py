@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
-from trainworks.api.deploying import render_stack
+from trainworks.api.deploying import render_stack, write_stack
 from trainworks.config.stack import Stack, load_stack
-from trainworks.deploy.delivered import AppliedHosts, DeliveredFile, delivered_files
+from trainworks.deploy.delivered import AppliedHosts, DeliveredFile, TaskTexts, delivered_files
 from trainworks.errors import UsageError
 
+ANSIBLE = Path(sys.executable).with_name("ansible-playbook")
 STACKS = ["examples/cluster-demo/stack.yaml", *sorted(map(str, Path("examples/cluster").glob("stack*.yaml")))]
 SECRETS = dict.fromkeys(("munge.key", "slurm_database", "exporter_token"), b"drawn\n")
 WRITTEN_ON_THE_NODE = {
-    "/etc/security/limits.d/90-rdma.conf",
-    "{{ paths.database_settings }}",
-    "/etc/sysctl.d/90-cluster.conf",
-    "/etc/tmpfiles.d/cluster-tuning.conf",
-    "/etc/modules-load.d/nvidia-peermem.conf",
     "/etc/default/grub.d/90-cluster.cfg",
-    "/etc/security/access-cluster.conf",
-    "/etc/nftables.conf",
     "/etc/firewalld/{{ item }}",
     "/etc/logrotate.d/slurm-cluster",
     "/etc/apt/preferences.d/slurm",
@@ -34,7 +31,7 @@ WRITTEN_ON_THE_NODE = {
     "{{ item.item.at }}/{{ item.item.name }}/requirements.lock",
     "{{ homes.at }}/{{ item.name }}/.ssh/authorized_keys",
 }
-"""Texts of a task itself, of a user, or of a node, and what a node has only if no package has it there.
+"""Texts of a user or of a node, those that follow from its facts, and what it has only if no package has it there.
 
 `diff` alone names their drift.
 """
@@ -79,8 +76,8 @@ def delivered(path: str) -> dict[str, dict[str, DeliveredFile]]:
 def rare(tmp_path: Path) -> list[str]:
     """Stacks with what the examples have not.
 
-    These are OpenSM, CephFS, BeeGFS, Grafana, racks that are one NVLink domain, rails of NetworkManager, SELinux,
-    drop-ins, and the authority of a directory.
+    These are GPUs that need peermem, OpenSM, CephFS, BeeGFS, Grafana, racks that are one NVLink domain, rails of
+    NetworkManager, SELinux, drop-ins, and the authority of a directory.
     """
     text = Path("examples/cluster/stack.yaml").read_text()
     text = text.replace(
@@ -102,7 +99,7 @@ def rare(tmp_path: Path) -> list[str]:
     )
     roce = Path("examples/cluster/stack-roce.yaml").read_text().partition("machine_image:")[0]
     roce = roce.replace("os: Ubuntu 24.04", "os: Rocky 9").replace('kernel: "6.8"', 'kernel: "5.14"')
-    (tmp_path / "c.yaml").write_text(roce.replace("slurm:", "slurm:\n  adopt: true"))
+    (tmp_path / "c.yaml").write_text(roce.replace("slurm:", "slurm:\n  adopt: true").replace("h200", "V100-SXM-32GB"))
     for name in ("site.sh", "site.csh"):
         (tmp_path / "c.d/files/etc/profile.d").mkdir(parents=True, exist_ok=True)
         (tmp_path / "c.d/files/etc/profile.d" / name).write_text("# of the hall\n")
@@ -114,6 +111,37 @@ def test_every_file_has_a_task_with_its_mode_and_owner_and_every_task_a_file(rar
     every = tasks()
     assert [each.path for each in files if not any(fits(task, each) for task in every)] == []
     assert [task["dest"] for task in every if not any(fits(task, each) for each in files)] == []
+
+
+@pytest.mark.lane("test-all")
+@pytest.mark.skipif(not ANSIBLE.exists(), reason="NOT TESTED: texts of tasks, without Ansible: trainworks[cluster]")
+def test_ansible_writes_the_texts_of_tasks_as_they_are_here(tmp_path: Path) -> None:
+    shutil.copy("examples/cluster-demo/shapes/two-racks.yaml", tmp_path / "stack.yaml")
+    (tmp_path / "stack.d").mkdir()
+    (tmp_path / "stack.d/sysctl.yaml").write_text("compute: {vm.swappiness: 1}\nall: {net.core.somaxconn: 4096}\n")
+    project, out = tmp_path / "project", tmp_path / "out"
+    files = write_stack(tmp_path / "stack.yaml", project)
+    wanted = {host: {each.path: each for each in TaskTexts(files).of(host)} for host in ("gpu1", "store2")}
+    steps = []
+    for task in tasks():
+        path, is_template = task["dest"], "src" in task
+        if any(path in texts for texts in wanted.values()):
+            source = {"src": f"roles/firewall/templates/{task['src']}"} if is_template else {"content": task["content"]}
+            place = f"{out}/{{{{ inventory_hostname }}}}{path.replace('/', ':')}"
+            steps.append({f"ansible.builtin.{'template' if is_template else 'copy'}": {"dest": place, **source}})
+    play = {"hosts": ":".join(wanted), "connection": "local", "gather_facts": False, "tasks": steps}
+    play["vars"] = {"ansible_python_interpreter": sys.executable}
+    (project / "texts.yaml").write_text(yaml.safe_dump([play]))
+    out.mkdir()
+    done = subprocess.run([ANSIBLE, "texts.yaml"], cwd=project, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert {path for texts in wanted.values() for path in texts} >= {
+        "/etc/nftables.conf",
+        "/etc/sysctl.d/90-cluster.conf",
+    }
+    for host, texts in wanted.items():
+        for path, each in texts.items():
+            assert (out / f"{host}{path.replace('/', ':')}").read_text() == each.text, (host, path)
 
 
 def test_files_go_to_the_hosts_of_their_roles() -> None:

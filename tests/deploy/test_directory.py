@@ -94,6 +94,17 @@ def test_what_sssd_must_not_read_is_refused(tmp_path: Path, old: str, new: str, 
         load_stack(changed(tmp_path, old, new))
 
 
+def test_jobs_find_a_home_on_nodes_that_have_their_own(tmp_path: Path) -> None:
+    shared = changed(
+        tmp_path, "mounts:\n", "mounts:\n  - {kind: nfs, at: /home, server: store1, export: /export/home}\n"
+    )
+    makes = {
+        files is FILES: [path for path, text in files.items() if "mkhomedir_helper" in text]
+        for files in (FILES, render_stack(shared))
+    }
+    assert makes[True] and all(path.endswith("/prolog.sh") for path in makes[True]) and makes[False] == []
+
+
 def test_a_stack_without_a_directory_has_no_user_without_a_number() -> None:
     data = yaml.safe_load(EXAMPLE.read_text())
     del data["directory"]

@@ -37,6 +37,13 @@ def test_a_good_node_gets_its_job(run) -> None:
     assert run(prolog(NodeCheck(free_gb={"/": 0}))) == (0, "")
 
 
+def test_a_user_gets_the_home_that_a_node_lacks(run) -> None:
+    script = prolog(NodeCheck(free_gb={"/": 0}), makes_homes=True).replace("/usr/sbin/mkhomedir_helper", "logger")
+    script = script.replace('"$SLURM_JOB_USER"', "ada")
+    assert run('getent() { echo "ada:x:7:7::/tmp:"; }\n' + script) == (0, "")
+    assert run('getent() { echo "ada:x:7:7::/nope:"; }\n' + script) == (0, "logger|ada|0077|")
+
+
 def test_a_prolog_fails_on_a_bad_node_and_calls_no_program_of_slurm(run) -> None:
     told = "logger|--tag|trainworks-prolog|--|node1: /nope is not mounted|"
     assert run(prolog(NodeCheck(mounted=("/nope",)))) == (1, told)

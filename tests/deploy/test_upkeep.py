@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from trainworks.deploy.playbook import SITE, Answer, HostCounts, Playbook, Playb
 from trainworks.deploy.rollout import BatchStep
 from trainworks.errors import UsageError
 
+ANSIBLE = Path(sys.executable).with_name("ansible-playbook")
 EXAMPLE = Path("examples/cluster/stack.yaml")
 SERVERS = ["login1", "store1"]
 
@@ -234,3 +237,34 @@ def test_an_apply_records_its_hosts_and_the_command_prints_the_run(cluster: Fake
     done = CliRunner().invoke(app, ["deploy", "backup", *command[2:], "--json"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["failed"] is False
+
+
+@pytest.mark.lane("test-all")
+@pytest.mark.skipif(not ANSIBLE.exists(), reason="NOT TESTED: logins of a node that leaves, without Ansible")
+def test_a_node_that_leaves_asks_slurm_no_more_who_may_log_in(tmp_path: Path) -> None:
+    before = {
+        "sshd": "@include common-auth\n@include common-account\n@include common-session\n",
+        "session": "session required pam_unix.so\nsession\toptional\tpam_systemd.so \n",
+    }
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
+    folder = Path("src/trainworks/deploy/ansible")
+    enters = yaml.safe_load((folder / "roles/access/tasks/main.yaml").read_text())
+    leaves = yaml.safe_load((folder / "remove.yaml").read_text())[0]["tasks"]
+    edits = ("ansible.builtin.blockinfile", "ansible.builtin.replace")
+
+    def run(tasks: list[dict[str, object]]) -> dict[str, str]:
+        variables = {"slurm_adopt": True, "paths": {"pam_session": f"{tmp_path}/session"}}
+        variables["ansible_python_interpreter"] = sys.executable
+        steps = [task for task in tasks if any(edit in task for edit in edits)]
+        play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": steps}
+        text = yaml.safe_dump([play]).replace("/etc/pam.d/", f"{tmp_path}/")
+        (tmp_path / "logins.yaml").write_text(text)
+        command = [ANSIBLE, "-i", "localhost,", "-c", "local", "logins.yaml"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return {name: (tmp_path / name).read_text() for name in before}
+
+    entered = run(enters)
+    assert "pam_slurm_adopt" in entered["sshd"] and "# session\toptional\tpam_systemd" in entered["session"]
+    assert run(leaves) == before

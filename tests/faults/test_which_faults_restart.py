@@ -92,7 +92,7 @@ def test_a_killed_fork_server_is_replaced_and_leaves_no_rank_behind(program, wri
         wait_until(lambda: own_failures(program))
     code, _, stderr = finished(running)
     assert (code, program.curve()) == (0, uninterrupted), stderr
-    assert [event["cause"] for event in own_failures(program)] == ["node_lost"]
+    assert [event["cause"] for event in own_failures(program)] == ["agent_lost"]
     program.assert_nothing_left()
 
 
@@ -116,7 +116,7 @@ def test_an_agent_a_rank_and_a_fork_server_of_two_nodes_end_one_after_the_other_
     terminated, killed, server = own_failures(program)
     assert terminated["message"] == "the node agent was killed by SIGTERM"
     assert (killed["cause"], killed["message"]) == ("killed", "killed by SIGKILL")
-    assert server["cause"] == "node_lost"
+    assert server["cause"] == "agent_lost"
     recovering = [event for event in events(program, "state") if event["state"] == "RECOVERING"]
     assert (recovering[1]["cause"], recovering[1]["message"]) == ("killed", "killed by SIGKILL")
     program.assert_nothing_left()

@@ -78,7 +78,7 @@ def test_failures_without_a_fingerprint_prove_nothing() -> None:
 
 def test_transient_causes_are_those_that_another_start_of_the_job_helps() -> None:
     of_jobs = {Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.LAUNCH_FAILED, Cause.NO_CAPACITY, Cause.CONTROLLER_ERROR}
-    of_jobs |= {Cause.NODE_RECLAIMED, Cause.SCHEDULER_LOST}
+    of_jobs |= {Cause.NODE_RECLAIMED, Cause.SCHEDULER_LOST, Cause.REQUEUED}
     assert {cause for cause in Cause if cause.another_start_helps} - of_jobs == TRANSIENT
     assert set(Cause) > UNPROVEN
 

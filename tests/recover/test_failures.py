@@ -95,7 +95,8 @@ def test_another_turn_of_a_job_is_not_a_new_start_by_the_user() -> None:
         ([{"cause": "killed", "node": 1, "exit_code": -11}], False),
         ([{"cause": "user_error", "node": 1, "exit_code": 137}], True),
         ([{"cause": "peer_lost", "node": 1, "exit_code": 75}], False),
-        ([{"cause": "node_lost", "node": 1, "exit_code": -9}], False),  # its fork server: it ends by that signal
+        ([{"cause": "agent_lost", "node": 1, "exit_code": -9}], False),  # its fork server: it ends by that signal
+        ([{"cause": "step_lost", "node": 1, "exit_code": -9}], False),  # of the agent before
     ],
 )
 def test_an_agent_that_ends_with_the_code_of_its_rank_has_said_so(

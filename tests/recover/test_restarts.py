@@ -16,9 +16,11 @@ from trainworks.recover.restarts import (
     NEXT_TURN,
     RANK_RESTART,
     WAITING_STATES,
+    Begin,
     RestartLimit,
     backoff_s,
     earlier_turns,
+    lives_of,
     may_restart,
     restarts_used,
 )
@@ -163,3 +165,48 @@ def test_a_job_that_makes_progress_between_failures_never_waits() -> None:
     events = [submitted(), *LIFE, RANKS, RANKS, {"kind": "checkpoint", "step": 8}]
     assert backoff_s(events, RestartLimit(99, backoff_s=2.0)) == 0.0
     assert backoff_s([*events, RANKS], RestartLimit(99, backoff_s=2.0)) == 2.0
+
+
+def attempt(step: int | None = None) -> dict[str, Any]:
+    return {"kind": "attempt"} | ({} if step is None else {"resumed_from_step": step})
+
+
+def failed(cause: str, t: float, rank: int | None = None, node: int = 1) -> dict[str, Any]:
+    return {"kind": "failure", "cause": cause, "message": f"it was {cause}", "rank": rank, "node": node, "t": t}
+
+
+def test_every_life_of_a_job_says_why_the_one_before_it_ended_and_from_which_step_it_goes_on() -> None:
+    events = [
+        submitted(),
+        *(STARTING, RANKS, attempt(0)),
+        *(failed("peer_lost", 1.0, rank=0, node=0), failed("killed", 1.1, rank=3), RANKS, attempt(10)),
+        *(failed("agent_lost", 2.0), {"kind": "agent_lost", "node": 1, "exit_code": -9}, agent(1)),
+        *({"kind": "agent_started", "node": 1}, RANKS, attempt(20)),
+        *(failed("step_lost", 3.0), agent(1), failed("step_lost", 3.1, node=0), agent(0), RANKS, attempt(30)),
+        *(state("QUEUED", "requeued") | {"message": "why"}, submitted(1), RANKS, attempt(40)),
+        *(failed("node_lost", 5.0, node=0), state("QUEUED", "node_lost") | {"message": "gone"}, submitted(2), RANKS),
+        *(state("FAILED", "oom"), submitted(), RANKS, attempt(50)),
+    ]
+    told = [(life.begin, life.attempt, life.cause, life.part, life.resumed_from_step) for life in lives_of(events)]
+    assert told == [
+        (Begin.SUBMIT, 1, None, None, 0),
+        (Begin.RANKS, 1, "killed", "rank 3 on node 1", 10),
+        (Begin.AGENT, 1, "agent_lost", "agent of node 1", 20),
+        (Begin.AGENT, 1, "step_lost", "step of node 1", 30),
+        (Begin.REQUEUE, 2, "requeued", None, 40),
+        (Begin.REQUEUE, 3, "node_lost", "node 0", None),
+        (Begin.RESUME, 4, None, None, 50),
+    ]
+
+
+def test_lives_of_a_command_have_no_step_and_those_on_other_nodes_a_reason() -> None:
+    lost = {"kind": "agent_lost", "node": 1, "exit_code": 75}
+    events = [submitted(), STARTING, attempt(), lost, agent(None), attempt()]
+    assert [(life.begin, life.cause, life.part, life.resumed_from_step) for life in lives_of(events)] == [
+        (Begin.SUBMIT, None, None, None),
+        (Begin.RANKS, "agent_lost", "agent of node 1", None),
+    ]
+    back = {"kind": "resized", "message": "the missing nodes are back"}
+    (_, last) = lives_of([submitted(), RANKS, attempt(0), back, RANKS, attempt(5)])
+    assert (last.begin, last.cause, last.message, last.resumed_from_step) == (Begin.RESIZE, None, back["message"], 5)
+    assert lives_of([]) == []

@@ -143,4 +143,4 @@ def test_ranks_without_their_fork_server_are_ended(run_dir, exits):
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as rank:
         exits.note_lost_fork_server([rank.pid])
     assert rank.returncode == -signal.SIGKILL
-    assert [failure["cause"] for failure in written(run_dir, "failure")] == ["node_lost"]
+    assert [failure["cause"] for failure in written(run_dir, "failure")] == ["agent_lost"]

@@ -20,6 +20,7 @@ from trainworks.host.forking import Spare
 from trainworks.host.network import LOOPBACK, free_ports, listen
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
+from trainworks.jobs.state import Cause
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import LINK_LOST, ExitCode
 from trainworks.record.resolved import ResolvedRun
@@ -51,6 +52,9 @@ class Hosts(Protocol):
         Where agents are processes of another program, it exits with 128 + signal if a signal has ended one.
         """
 
+    def lost_part(self, exit_code: int, log: Path) -> Cause:
+        """What was lost with a process of `command` that ended so and printed `log`: an agent, or its step."""
+
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """Ask all agents, started by `command`, for a clean end."""
 
@@ -66,6 +70,10 @@ class OwnProcesses:
     def killed_by(self, exit_code: int) -> int | None:
         """None: they end by the signals of the agents."""
         return None
+
+    def lost_part(self, exit_code: int, log: Path) -> Cause:
+        """The agent."""
+        return Cause.AGENT_LOST
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGTERM."""
@@ -101,6 +109,7 @@ class SomeHosts:
         self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
         self.are_here, self.can_be_replaced = hosts.are_here, hosts.can_be_replaced
         self.killed_by, self.ask_to_stop, self.free_ports = hosts.killed_by, hosts.ask_to_stop, hosts.free_ports
+        self.lost_part = hosts.lost_part
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """Command for the node at this place."""
@@ -225,6 +234,12 @@ class Nodes(abc.ABC):
     def loses_node(self, exit_code: int) -> bool:
         """Whether an agent that ended with this code stood on another machine, to which the connection is lost."""
         return exit_code == LINK_LOST and not self._hosts.are_here
+
+    def lost_part(self, node: int, exit_code: int) -> Cause:
+        """What was lost with the agent of a node, as `lost` gives it: the agent alone, its step or the whole node."""
+        if self.loses_node(exit_code):
+            return Cause.NODE_LOST
+        return self._hosts.lost_part(self._agents[node].exit_code() or 0, self._run_dir.node_log(node))
 
     def end_containers(self) -> None:
         """End what is left in containers of ended agents, on this machine."""

@@ -317,8 +317,8 @@ class Recovery:
         return failure
 
 
-def note_lost(run_dir: RunDir, node: int, exit_code: int, *, with_node: bool = False) -> None:
-    """Record the loss of an agent, or of its whole node; one that was killed cannot have written why."""
+def note_lost(run_dir: RunDir, node: int, exit_code: int, part: Cause = Cause.AGENT_LOST) -> None:
+    """Record the loss of an agent, of its step or of its whole node; one that was killed cannot have written why."""
     if exit_code < 0:
         name = process.signal_name(-exit_code)
         run_dir.note(
@@ -326,13 +326,20 @@ def note_lost(run_dir: RunDir, node: int, exit_code: int, *, with_node: bool = F
                 kind="failure",
                 rank=None,
                 node=node,
-                cause="node_lost",
+                cause=part,
                 exit_code=exit_code,
                 signal=name,
-                message="the connection to the node was lost" if with_node else f"the node agent was killed by {name}",
+                message=_HOW_LOST[part].format(name),
             )
         )
     run_dir.note(AgentLostEvent(kind="agent_lost", node=node, exit_code=exit_code))
+
+
+_HOW_LOST = {
+    Cause.AGENT_LOST: "the node agent was killed by {}",
+    Cause.STEP_LOST: "the step of the node agent was ended by {}",
+    Cause.NODE_LOST: "the connection to the node was lost",
+}
 
 
 def _restart_s(events: Sequence[Event]) -> float:

@@ -226,7 +226,7 @@ class Supervisor:
                 if self._lost_a_peer and self._stop_deadline is not None:  # that was the peer: no rank can save now
                     self._stop_deadline = self._clock.now()
                 continue
-            note_lost(self._run_dir, node, exit_code, with_node=self._nodes.loses_node(exit_code))
+            note_lost(self._run_dir, node, exit_code, self._nodes.lost_part(node, exit_code))
             if not self._recovery.handle_loss(node, exit_code):
                 return False
         return True

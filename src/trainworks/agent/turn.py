@@ -79,6 +79,8 @@ class ClusterTurn(abc.ABC):
 
     def next_end(self, end: End) -> End | None:
         """How a job that has failed waits for another turn; None if that cannot help, or no restart is left."""
+        if end.cause == Cause.TIME_LIMIT and not self.run_dir.read_resolved().is_workload:
+            return None  # a workload has saved, and continues; a command would begin anew
         if not ((parse_cause(end.cause) or Cause.UNKNOWN).another_start_helps and self._may_start_again()):
             return None
         return replace(end, state=JobState.QUEUED, at=None)
@@ -98,7 +100,7 @@ class ClusterTurn(abc.ABC):
             if not parse_state(last.state).waits:  # that turn could not record its end
                 self.enter(before)
             if self.is_limited and not self._may_start_again():
-                return self.finish(self.enter(self.no_restart_left(parse_cause(before.cause) or Cause.NODE_LOST)))
+                return self.finish(self.enter(self.no_restart_left(parse_cause(before.cause) or Cause.UNKNOWN)))
         return self._supervised(lock, is_next=before is not None)
 
     def _supervised(self, lock: int, *, is_next: bool) -> int:

@@ -21,8 +21,10 @@ from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.job_spec import JobSpec, is_array_id
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobStore, open_store
+from trainworks.record.events.log import read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import find_run as find_run_dir
+from trainworks.recover.restarts import Life, lives_of
 
 if TYPE_CHECKING:
     from trainworks.backends.backend import Backend
@@ -96,6 +98,12 @@ class Job:
     def attempts(self) -> list[Attempt]:
         """Every start of the job."""
         return self._store.attempts(self.row.id)
+
+    def lives(self) -> list[Life]:
+        """Every life of the job, as its record has them: allocations, and restarts in place; none if not readable."""
+        with suppress(OSError, EnvironmentProblem):
+            return lives_of(read_events(self.run_dir.events_file))
+        return []
 
     def stop(self, *, at_once: bool = False) -> None:
         """Ask for a clean end, or end the job at once; returns without waiting for the end.

@@ -12,7 +12,7 @@ from pathlib import Path
 from trainworks.api.launching.resolve import resolve
 from trainworks.backends.backend import AllocatedNodes
 from trainworks.backends.registry import backend_class
-from trainworks.errors import TrainworksError
+from trainworks.errors import TrainworksError, problem_of_place
 from trainworks.files import write_atomic
 from trainworks.host.probe import probe_host
 from trainworks.measure.ranks_environment import EnvironmentMachines
@@ -41,9 +41,10 @@ def main(run_folder: str) -> int:
             machines=machines,
             environment=before.environment,
         )
-    except TrainworksError as error:
-        write_atomic(run_dir.plan_error_file, json.dumps(error.to_json()))
-        return error.exit_code
+    except (TrainworksError, OSError) as error:  # a node may lack the home folder, say
+        problem = error if isinstance(error, TrainworksError) else problem_of_place(error)
+        write_atomic(run_dir.plan_error_file, json.dumps(problem.to_json()))
+        return problem.exit_code
     run_dir.write_resolved(resolved.in_place_of(before).model_copy(update={"forecast": before.forecast}))
     print_document(build_document(resolved), SafeConsole(width=120))
     return 0

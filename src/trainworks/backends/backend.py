@@ -59,6 +59,8 @@ class JobStatus:
     reason: str | None = None
     """Why the job waits, or why it ended, in the backend's own words."""
     cause: Cause | None = None
+    ended_by: str | None = None
+    """Who ended a stopped job, as `cancelled in Slurm by ada`, where the backend knows it."""
     hint: str | None = None
     nodes: tuple[str, ...] = ()
     """One name for each node of the job; twice the same where two of its nodes share a machine."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from trainworks.agent.allocation import signs_of_life
 from trainworks.backends.backend import Backend, JobStatus
 from trainworks.backends.job_tag import is_mark, mark_of
+from trainworks.backends.ownership import stopped_by
 from trainworks.jobs.job_row import Attempt, JobChanges, JobRow, Placement
 from trainworks.jobs.state import Cause, JobState, attempt_state, parse_cause, parse_state
 from trainworks.record.events.job import End, StateEvent, SubmittedEvent
@@ -72,7 +73,7 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
         cause, words = status.cause, status.reason or status.raw
         message = f"{cause.words}{f': {words}' if words else ''}" if cause else None
         reported = End(status.state, cause, message, hint=status.hint, exit_code=status.exit_code)
-        return StateChange(run_status.end if said.is_final else reported, _columns(status))
+        return StateChange(_with_user(run_status.end if said.is_final else reported, job, status), _columns(status))
     if status.state.waits:
         preempted = status.state is JobState.PREEMPTED or said is JobState.PREEMPTED
         end = run_status.end if said.waits else job.end
@@ -82,6 +83,13 @@ def next_step(job: JobRow, status: JobStatus | None, run_status: RunStatus, now:
     else:
         end, state = job.end, status.state
     return StateChange(replace(end, state=state, at=None), _columns(status))
+
+
+def _with_user(end: End, job: JobRow, status: JobStatus | None = None) -> End:
+    """An end that says who has stopped the job, if that is known; one that has ended by itself is as it was."""
+    if end.state != JobState.STOPPED or end.cause not in (None, Cause.KILLED):
+        return end
+    return end.because(stopped_by(job) or (status.ended_by if status is not None else None))
 
 
 def _columns(status: JobStatus) -> JobChanges:
@@ -98,9 +106,9 @@ def _silent_success(job: JobRow, status: JobStatus, now: float) -> StateChange |
 
 def _forgotten(job: JobRow, said: JobState, run_status: RunStatus, now: float) -> StateChange | None:
     if said.is_final:
-        return StateChange(run_status.end)
+        return StateChange(_with_user(run_status.end, job))
     if job.asked_to_end is not None:
-        return StateChange(End(JobState.STOPPED, exit_code=0))
+        return StateChange(_with_user(End(JobState.STOPPED, exit_code=0), job))
     if now - job.changed_at < _FORGOTTEN_S:
         return None
     message = f"{job.engine} does not know job {job.handle} any more: it was cancelled there, or lost in a crash"

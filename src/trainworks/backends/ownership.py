@@ -41,6 +41,12 @@ def check_may_change(job: JobRow) -> None:
         )
 
 
+def stopped_by(job: JobRow) -> str | None:
+    """`stopped by ada` if a user has requested the end of the job; None otherwise."""
+    is_asked = job.asked_to_end in ("stop", "kill") and job.asked_by is not None
+    return f"stopped by {user_name(job.asked_by)}" if is_asked else None
+
+
 def may_end(asked_by: int | None) -> bool:
     """Whether a dispatcher obeys a request of this user to end one of its jobs."""
     return asked_by is not None and (asked_by == os.getuid() or is_administrator(asked_by))

@@ -124,7 +124,8 @@ def withdraw(store: JobStore, row: JobRow, clock: Clock) -> None:
             f"cannot stop job {row.id} ({row.run_id}): {row.engine} does not answer, and may have it",
             hint="try again when it answers",
         )
-    _end(store, row, StateChange(End(JobState.STOPPED, exit_code=0)), clock)
+    end = End(JobState.STOPPED, exit_code=0).because(f"stopped by {user_name()}")
+    _end(store, row, StateChange(end), clock)
 
 
 @contextmanager

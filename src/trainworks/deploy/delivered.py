@@ -11,9 +11,12 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, cached_property, reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from trainworks.config.stack import Stack
 from trainworks.deploy import file_systems, racks
@@ -26,9 +29,13 @@ from trainworks.errors import UsageError
 from trainworks.files import write_atomic
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 SLURM_ROLES = frozenset({"login", "controller", "database", "compute"})
 _UNITS = "/etc/systemd/system"
 _ADOPT = "cluster_slurm_adopt.cil"
+_FOR_ALL_TO_READ = ("0644", "0755")
 _RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     (r"scheduler/files/(?!accounts)([^/]+\.sh)", "/etc/slurm", "755", SLURM_ROLES),
     (r"base/files/own/(.+\.sh)", "", "755", frozenset()),
@@ -105,7 +112,7 @@ def delivered_files(
     """Files of each host by path, from the text of the project's files and of those below its `secrets`."""
     found: dict[str, dict[str, DeliveredFile]] = {}
     options, in_rack, of_hosts = exporters(stack), racks.rack_of_nodes(stack), _by_folder(files)
-    units = file_systems.mount_units(stack)
+    units, of_tasks = file_systems.mount_units(stack), TaskTexts(files, stack.own.roles)
     for name, group in stack.group_names.items():
         common, gpu = [*_copied(stack, files, name)], gpu_of(stack, group)
         for host, address in group.addresses.items():
@@ -117,6 +124,7 @@ def delivered_files(
                 *_derived(stack, files, name, host, units),
                 *([DeliveredFile("/etc/nvidia-imex/nodes_config.cfg", imex)] if imex is not None else []),
                 *_exporter_unit(stack, files, name, address, options.get(host, "")),
+                *of_tasks.of(host),
             ]
             found[host] = {each.path: each for each in every}
     return found
@@ -195,7 +203,7 @@ def _exporter_unit(
 ) -> Iterator[DeliveredFile]:
     if stack.monitoring is None or not options:
         return
-    text = _template(files["roles/monitoring/templates/trainworks-exporter.service.j2"]).render(
+    text = jinja_template(files["roles/monitoring/templates/trainworks-exporter.service.j2"]).render(
         trainworks=stack.monitoring.trainworks,
         exporters={"this": {"listen": str(ListenAddress(address, EXPORTER_PORTS["trainworks"])), "options": options}},
         inventory_hostname="this",
@@ -204,11 +212,88 @@ def _exporter_unit(
     yield DeliveredFile(f"{_UNITS}/trainworks-exporter.service", text)
 
 
-@cache
-def _template(text: str) -> Any:
-    from jinja2 import Template  # noqa: PLC0415, 20 ms that `deploy check` saves
+@dataclass(frozen=True)
+class TaskTexts:
+    """What the tasks of a rendered project write; `files` are the texts of the project by path.
 
-    return Template(text, trim_blocks=True, keep_trailing_newline=True)
+    Left out are tasks that loop, that ask for facts of the host, or that write secrets, files of tasks that another
+    file includes, and texts with a variable of the user that is itself a template.
+    """
+
+    files: Mapping[str, str]
+    own_roles: Collection[str] = ()
+    """Roles of the user, whose tasks may use all that Ansible has."""
+
+    def of(self, host: str) -> Iterator[DeliveredFile]:
+        """Texts of a host of the inventory, in the order of the tasks."""
+        names = [name for name, hosts in self._groups.items() if host in hosts]
+        variables = {"inventory_hostname": host, "group_names": names, "groups": self._groups, "hostvars": self._hosts}
+        for name in ("all", *names):
+            variables |= self._yaml(f"group_vars/{name}.yaml")
+        for play in self._yaml("site.yaml"):
+            if play["hosts"] != "all" and not set(names).intersection(play["hosts"].split(":")):
+                continue
+            for role in play.get("roles", ()):
+                if role["role"] not in self.own_roles and _holds(role.get("when"), variables):
+                    tasks = self._yaml(f"roles/{role['role']}/tasks/main.yaml") or ()
+                    yield from self._of_tasks(role["role"], tasks, variables)
+
+    def _of_tasks(
+        self, role: str, tasks: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+    ) -> Iterator[DeliveredFile]:
+        for task in tasks:
+            if "loop" in task or "ansible_facts" in str(task.get("when")):
+                continue
+            copied, filled = task.get("ansible.builtin.copy", {}), task.get("ansible.builtin.template", {})
+            text = copied.get("content") or self.files.get(f"roles/{role}/templates/{filled.get('src')}")
+            of_task = {**copied, **filled}
+            if "block" in task and _holds(task.get("when"), variables):
+                yield from self._of_tasks(role, task["block"], variables)
+            elif text and of_task["mode"] in _FOR_ALL_TO_READ and _holds(task.get("when"), variables):
+                path, text = (jinja_template(each).render(variables) for each in (of_task["dest"], text))
+                if "{{" not in text:
+                    yield DeliveredFile(path, text, of_task["mode"].lstrip("0"))
+
+    def _yaml(self, path: str) -> Any:
+        return _read(self.files[path]) if path in self.files else {}
+
+    @cached_property
+    def _hosts(self) -> Mapping[str, Any]:
+        hosts: Mapping[str, Any] = self._yaml("inventory.yaml")["all"]["hosts"]
+        return hosts
+
+    @cached_property
+    def _groups(self) -> dict[str, list[str]]:
+        children = self._yaml("inventory.yaml")["all"]["children"]
+        return {name: list(group["hosts"]) for name, group in children.items()}
+
+
+@cache
+def _read(text: str) -> Any:
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506  # it is the safe one
+
+
+@cache
+def _environment() -> Environment:
+    """Jinja as Ansible sets it up, with those of its filters that texts of the roles use."""
+    from jinja2 import Environment  # noqa: PLC0415, 20 ms that `deploy check` saves
+
+    made = Environment(trim_blocks=True, keep_trailing_newline=True)  # noqa: S701  # no page of the web
+    made.filters["extract"] = lambda key, container, *more: reduce(getitem, more, container[key])
+    made.filters["flatten"] = lambda lists: [one for each in lists for one in each]
+    made.filters["split"] = str.split
+    made.tests["match"] = lambda text, pattern: re.match(pattern, text) is not None
+    return made
+
+
+@cache
+def jinja_template(text: str) -> Any:
+    """A template as Ansible reads it."""
+    return _environment().from_string(text)
+
+
+def _holds(condition: object, variables: Mapping[str, Any]) -> bool:
+    return condition is None or bool(jinja_template(f"{{{{ 1 if {condition} }}}}").render(variables))
 
 
 @dataclass(frozen=True, slots=True)

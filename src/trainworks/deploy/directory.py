@@ -8,6 +8,7 @@ from trainworks.config.stack import Stack
 from trainworks.deploy.layers import operating_system
 from trainworks.deploy.templating import render
 
+HOMES = "/home"
 SSSD_CONF = "roles/directory/templates/sssd.conf.j2"
 """A template of Ansible, which fills in the password."""
 _PASSWORD = "{{ directory_password }}"  # noqa: S105, a name
@@ -32,14 +33,19 @@ def with_password(sssd_conf: str, password: str) -> str | None:
     return sssd_conf.replace(_PASSWORD, password) if password or _PASSWORD not in sssd_conf else None
 
 
-def directory_variables(stack: Stack, *, has_local_homes: bool) -> Mapping[str, object]:
+def has_local_homes(stack: Stack) -> bool:
+    """Whether users of a directory have another home on every node, which is made as they come."""
+    return stack.directory is not None and all(mount.at != HOMES for mount in stack.mounts)
+
+
+def directory_variables(stack: Stack) -> Mapping[str, object]:
     """Variables of the role `directory`; it is left out without its packages."""
     directory, system = stack.directory, operating_system(stack)
     read = "{{ lookup('ansible.builtin.file', playbook_dir ~ '/secrets/directory.password') }}"
     return {
         "directory_has_ca": directory is not None and directory.ca is not None,
         "directory_password": read if directory is not None and directory.bind is not None else "",
-        "directory_features": ["with-mkhomedir"] if has_local_homes else [],
+        "directory_features": ["with-mkhomedir"] if has_local_homes(stack) else [],
         "logins_backend": system.logins,
         "sssd_group": system.sssd_group,
     }

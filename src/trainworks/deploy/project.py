@@ -16,7 +16,7 @@ from trainworks.config.stack_parts.storage import MountKind
 from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
 from trainworks.deploy.delivered import delivered_files, exporters
-from trainworks.deploy.directory import directory_files, directory_variables
+from trainworks.deploy.directory import HOMES, directory_files, directory_variables
 from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
 from trainworks.deploy.hardware import architectures, gpu_of
 from trainworks.deploy.images import image_files, index_of, machine_image_files
@@ -39,7 +39,6 @@ from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.plan.network.nccl import ADDING_SWITCHES
 
-_HOMES = "/home"
 _CLIENT_PORTS: dict[MountKind, str] = {"lustre": "988/tcp", "beegfs": "8004/udp", "scale": "1191/tcp"}
 """Ports of clients that the servers of a file system call back at."""
 _RAIL_FILES = {"networkd": "network", "networkmanager": "nmconnection"}
@@ -259,7 +258,7 @@ def _variables(
             {"name": user.name, "uid": user.uid, "account": user.account or "", "keys_of_login": list(user.keys)}
             for user in stack.users
         ],
-        **directory_variables(stack, has_local_homes=not _homes(stack)["shared"]),
+        **directory_variables(stack),
         **_environment_variables(stack),
         **_monitoring_variables(stack, monitoring),
     }
@@ -353,11 +352,11 @@ def _homes(stack: Stack) -> Mapping[str, object]:
     are created once, and those of a server outside of the stack by its administrator.
     """
     hosts = [name for group in stack.nodes for name in group.names]
-    shared = next((mount for mount in stack.mounts if mount.at == _HOMES), None)
+    shared = next((mount for mount in stack.mounts if mount.at == HOMES), None)
     if shared is None:
-        return {"at": _HOMES, "hosts": hosts, "shared": False}
+        return {"at": HOMES, "hosts": hosts, "shared": False}
     if shared.kind != "nfs":
-        return {"at": _HOMES, "hosts": hosts[:1], "shared": True}
+        return {"at": HOMES, "hosts": hosts[:1], "shared": True}
     own = [shared.server] if shared.server in stack.hosts("storage") else []
     return {"at": shared.export, "hosts": own, "shared": True}
 

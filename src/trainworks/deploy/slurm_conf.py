@@ -17,6 +17,7 @@ from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
 from trainworks.config.stack_parts.scheduler import Partition, QualityOfService, SlurmAccount
 from trainworks.config.stack_parts.users import StackUser
 from trainworks.deploy import racks
+from trainworks.deploy.directory import has_local_homes
 from trainworks.deploy.fabric.network import leaves_of
 from trainworks.deploy.hardware import gpu_of, gres_devices, gres_of, hardware_of, is_of_amd
 from trainworks.deploy.slurm_hooks import NodeCheck, epilog, health_check, prolog, slurm_conf_lines, task_prolog
@@ -55,7 +56,7 @@ def node_scripts(stack: Stack, group: NodeGroup) -> dict[str, str]:
     """Scripts of /etc/slurm on the nodes of a group, by name: they check what these nodes have."""
     check, scratch = _node_check(stack, group), stack.scratch.at if stack.scratch else None
     return {
-        "prolog.sh": prolog(check, scratch=scratch),
+        "prolog.sh": prolog(check, scratch=scratch, makes_homes=has_local_homes(stack)),
         "epilog.sh": epilog(check, scratch=scratch),
         "health_check.sh": health_check(check),
     }

@@ -31,12 +31,15 @@ class NodeCheck:
     """Time limit of the whole check, so that a hanging driver fails it."""
 
 
-def prolog(check: NodeCheck, *, scratch: str | None = None) -> str:
+def prolog(check: NodeCheck, *, scratch: str | None = None, makes_homes: bool = False) -> str:
     """Script for `Prolog=`: writes the reason to the system log and fails (exit 1), so that Slurm drains the node.
 
-    A job on a good node gets a folder of its own in `scratch`, that of local scratch.
+    A job on a good node gets a folder of its own in `scratch`, that of local scratch, and with `makes_homes` its user
+    the home folder that the node lacks: a job passes no PAM that would make it.
+
+    Source: slurm.conf(5) and mkhomedir_helper(8).
     """
-    return render("slurm/prolog.sh", check=check, scratch=scratch)
+    return render("slurm/prolog.sh", check=check, scratch=scratch, makes_homes=makes_homes)
 
 
 def task_prolog(scratch: str) -> str:

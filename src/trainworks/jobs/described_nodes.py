@@ -48,7 +48,9 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
             message = f"`{named[0]}` has no `slurm` that a job could be submitted to"
             hint = "write `engine: ssh` beside `of`, to start jobs on its machines without a scheduler"
             raise UsageError(message, place=_place(source, ("cluster",)), hint=hint)
-        changes |= {"of": whole.name, "ssh": hosts_of(cluster)}
+        changes["of"] = whole.name
+        if cluster.engine == "ssh":
+            changes["ssh"] = hosts_of(cluster)
     takes_a_rank = whole.accelerator.vendor in PYTORCH_VENDORS  # each of them; on others the command decides
     if run_file.starts == "per_rank" and cluster.processes_per_node == "auto" and takes_a_rank:
         changes["processes_per_node"] = count

@@ -77,11 +77,12 @@ def parse_state(text: str) -> JobState:
 
 
 def attempt_state(state: JobState, cause: Cause | None) -> JobState:
-    """State of the latest attempt of a job: an attempt whose job waits again was preempted, or has failed."""
+    """State of the latest attempt of a job: one whose job waits again was preempted or stopped, or has failed."""
     if not state.waits:
         return state
-    is_free = cause is not None and not cause.counts_as_restart
-    return JobState.PREEMPTED if is_free or state is JobState.PREEMPTED else JobState.FAILED
+    if state is JobState.PREEMPTED or cause in (Cause.PREEMPTED, Cause.NODE_RECLAIMED):
+        return JobState.PREEMPTED
+    return JobState.STOPPED if cause is Cause.REQUEUED else JobState.FAILED
 
 
 class Cause(enum.StrEnum):
@@ -112,9 +113,11 @@ class Cause(enum.StrEnum):
     NODE_RECLAIMED = "node_reclaimed", "the cloud takes a node back", True, False
     SCHEDULER_LOST = "scheduler_lost", "the scheduler crashed and lost the job", True, False
     AGENT_LOST = "agent_lost", "a node's agent was lost", True
+    STEP_LOST = "step_lost", "a step of the job was lost", True
     PEER_LOST = "peer_lost", "another rank was lost", True
     KILLED = "killed", "killed by a signal", True
     PREEMPTED = "preempted", "preempted by another job", True, False
+    REQUEUED = "requeued", "put back into the queue by a user or an operator", True, False
     TIME_LIMIT = "time_limit", "time limit reached", True
     LAUNCH_FAILED = "launch_failed", "the job could not be started", True
     NO_CAPACITY = "no_capacity", "not enough free nodes", True, False

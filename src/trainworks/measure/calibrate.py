@@ -125,8 +125,9 @@ def calibrate(
 
     def holds(known: Calibration, age_s: float) -> bool:
         share = known.others_share or 0.0
-        is_shared_still = os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
-        return age_s <= (_HOLDS_S if share <= QUIET_SHARE else is_shared_still * _SHARED_HOLDS_S)
+        if share <= QUIET_SHARE:
+            return age_s <= _HOLDS_S
+        return age_s <= _SHARED_HOLDS_S and os.getloadavg()[0] / (os.cpu_count() or 1) >= share / 2
 
     return remembered(cache / f"{_digest(facts)}.json", Calibration, measure, again=again, holds=holds)
 

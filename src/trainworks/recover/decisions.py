@@ -27,7 +27,10 @@ from trainworks.recover.failures import cannot_start, latest_launch_events
 from trainworks.units import format_duration
 
 TRANSIENT = frozenset(
-    {"gpu_fault", "storage_fault", "hang", "nccl_timeout", "node_lost", "agent_lost", "peer_lost", "killed"}
+    {
+        *("gpu_fault", "storage_fault", "hang", "nccl_timeout"),
+        *("node_lost", "agent_lost", "step_lost", "peer_lost", "killed"),
+    }
 )
 """Causes of `job.state` that come from outside the program: another start may succeed, however often they repeat."""
 UNPROVEN = frozenset({"user_error", "environment", "unknown"})

@@ -52,7 +52,7 @@ def explains_exit(events: Sequence[Event], node: int, exit_code: int) -> bool:
     """
     return any(
         failure.get("node") == node
-        and failure.get("cause") != "node_lost"
+        and failure.get("cause") not in ("agent_lost", "step_lost")
         and as_exit_code(failure.get("exit_code") or 0) == exit_code
         for failure in _recent_failures(events)
     )

@@ -7,20 +7,21 @@ the only counter, so no process can forget it.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainworks.record.events.job import RestartEvent, StateEvent, SubmittedEvent
+from trainworks.record.events.job import AgentLostEvent, FailureEvent, RestartEvent, StateEvent, SubmittedEvent
 from trainworks.record.events.log import Event, of_kind
 from trainworks.record.events.training import RanksStartedEvent
-from trainworks.recover.failures import latest_launch_events
+from trainworks.recover.failures import first_failure, latest_launch_events
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
 
-FREE_CAUSES = frozenset({"preempted", "no_capacity", "node_unhealthy", "node_reclaimed", "scheduler_lost"})
+FREE_CAUSES = frozenset({"preempted", "requeued", "no_capacity", "node_unhealthy", "node_reclaimed", "scheduler_lost"})
 """Causes of `job.state` after which another turn costs no restart."""
 BEGUN_STATES = frozenset({"STARTING", "RUNNING", "RECOVERING"})
 WAITING_STATES = frozenset({"QUEUED", "PREEMPTED"})
@@ -178,3 +179,94 @@ def earlier_turns(events: Sequence[Event]) -> int:
     for event in of_kind(events, SubmittedEvent):
         turns = turns + 1 if event.get("restarts") else 1
     return turns
+
+
+class Begin(enum.StrEnum):
+    """How a life of a job began."""
+
+    SUBMIT = "submitted"
+    RESUME = "resumed by a user"
+    REQUEUE = "got nodes again"
+    AGENT = "agent started again in place"
+    RANKS = "ranks started again in place"
+    RESIZE = "continued on other nodes"
+
+
+@dataclass(slots=True, kw_only=True)
+class Life:
+    """One life of a job: from a start of its ranks to the next."""
+
+    begin: Begin
+    began_at: float
+    """Seconds since the epoch."""
+    cause: str | None
+    """Why the life before ended; None for the first, and where the record does not say so."""
+    message: str | None
+    part: str | None
+    """What failed then: a rank, an agent, a step, a node, the controller; None after a preemption or a request."""
+    attempt: int
+    """1-based number of the allocation."""
+    resumed_from_step: int | None = None
+    """0 is from scratch; None if the ranks have not met, or where the program of a command alone knows."""
+
+
+def lives_of(events: Sequence[Event]) -> list[Life]:
+    """Every life of a job, oldest first: its allocations, changes of its nodes, and every restart that counts."""
+    lives: list[Life] = []
+    since: list[Event] = []  # events of the present life, which say why it ended
+    count = _Count()
+    for event in events:
+        used = len(count.at)
+        count.take(event)
+        if event["kind"] in ("submitted", "resized") or len(count.at) > used:
+            lives.append(_life(event, since, lives))
+            since = []
+        if event["kind"] == "attempt" and lives:
+            lives[-1].resumed_from_step = event.get("resumed_from_step")
+        since.append(event)
+    return lives
+
+
+def _life(event: Event, since: Sequence[Event], lives: Sequence[Life]) -> Life:
+    """A life that begins with an event, after those of the life before; a user needs no reason for a new one."""
+    attempt, began_at = lives[-1].attempt if lives else 0, float(event.get("t", math.nan))
+    if event["kind"] == "submitted" and not event.get("restarts"):
+        begin = Begin.RESUME if lives else Begin.SUBMIT
+        return Life(begin=begin, began_at=began_at, cause=None, message=None, part=None, attempt=attempt + 1)
+    cause, message, part = _why_ended(since)
+    if event["kind"] == "submitted":
+        waits = [one for one in of_kind(since, StateEvent) if one["state"] in WAITING_STATES][-1:]
+        if waits and waits[0]["cause"] != cause:  # a failure is that cause, or came of it
+            cause, message, part = waits[0]["cause"], waits[0]["message"], _PARTS.get(waits[0]["cause"] or "")
+        begin, attempt = Begin.REQUEUE, attempt + 1
+    elif event["kind"] == "resized":
+        begin, message = Begin.RESIZE, message or event["message"]
+    else:
+        begin = Begin.AGENT if event.get("node") is not None else Begin.RANKS
+    return Life(begin=begin, began_at=began_at, cause=cause, message=message, part=part, attempt=attempt)
+
+
+def _why_ended(since: Sequence[Event]) -> tuple[str | None, str | None, str | None]:
+    """Cause, message and failed part of the end of a life."""
+    if (failure := first_failure(since)) is not None:
+        return failure["cause"], failure["message"], _part_of(failure)
+    for lost in of_kind(since, AgentLostEvent):
+        return "agent_lost", f"it ended with code {lost['exit_code']}", f"agent of node {lost['node']}"
+    return None, None, None
+
+
+_PARTS = {
+    "agent_lost": "agent",
+    "step_lost": "step",
+    "scheduler_lost": "controller",
+    **dict.fromkeys(("node_lost", "node_unhealthy", "node_reclaimed"), "node"),
+}
+"""Part of a job or of its cluster that fails with a cause."""
+
+
+def _part_of(failure: FailureEvent) -> str:
+    """`rank 3 on node 1`, `agent of node 1` or `node 1`."""
+    rank, node, part = failure.get("rank"), failure.get("node"), _PARTS.get(failure["cause"])
+    if rank is not None:
+        return f"rank {rank} on node {node}"
+    return f"{part} of node {node}" if part in ("agent", "step") else f"node {node}"

@@ -14,6 +14,7 @@ from trainworks.host.users import this_host
 from trainworks.jobs.job_row import Attempt, JobRow
 from trainworks.jobs.state import Cause, JobState, parse_cause
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.restarts import Life
 from trainworks.report.rendering.document import (
     Block,
     Cell,
@@ -149,8 +150,9 @@ def detail_document(
     code: KeptCode | None,
     failure: Sequence[str],
     now: float,
+    lives: Sequence[Life] = (),
 ) -> Document:
-    """Request, state, cause and attempts of one job.
+    """Request, state, cause, attempts and lives of one job; `lives` are shown if an attempt has more than one.
 
     `price` is that of an accelerator hour in USD, if the run file has one. `code` is the copy of its code, if it runs
     in one. `failure` has lines about its first failure.
@@ -165,9 +167,22 @@ def detail_document(
             about = [str(each.number), str(each.state), each.end.cause or "", _nodes(each)]
             rows.append([*about, took, each.end.message or ""])
         blocks.append(Table(columns, rows))
+    if len(lives) > len({life.attempt for life in lives}):
+        blocks.append(_lives_table(lives, job.submitted_at))
     if failure:
         blocks.append(Preformatted("\n".join(failure)))
     return Document(f"Job {job.id}", "job", [Section("", blocks)])
+
+
+def _lives_table(lives: Sequence[Life], submitted_at: float) -> Table:
+    """A row per life; `after` is the time since the job was submitted."""
+    rows = []
+    for number, life in enumerate(lives, start=1):
+        after = format_duration(max(0.0, life.began_at - submitted_at))
+        step = "" if life.resumed_from_step is None else f"{life.resumed_from_step:,}"
+        about = [str(number), str(life.attempt), after, str(life.begin), life.cause or "", life.part or ""]
+        rows.append([*about, step, life.message or ""])
+    return Table(left("life", "attempt", "after", "began", "cause", "part", "from step", "message", wrap=True), rows)
 
 
 def _facts(job: JobRow, now: float) -> dict[str, str]:

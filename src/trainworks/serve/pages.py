@@ -197,9 +197,10 @@ def _job_sections(view: RunView) -> Sequence[Section]:
     job = view.job
     if job is None:
         return []
-    price = job.usd_per_accelerator_hour
-    attempts, code = job.attempts(), job.kept_code
-    return jobs_view.detail_document(job.row, attempts, price=price, code=code, failure=(), now=time.time()).sections
+    price, attempts, code, lives = job.usd_per_accelerator_hour, job.attempts(), job.kept_code, job.lives()
+    return jobs_view.detail_document(
+        job.row, attempts, price=price, code=code, failure=(), now=time.time(), lives=lives
+    ).sections
 
 
 def _form_pages(router: APIRouter, site: Site) -> None:

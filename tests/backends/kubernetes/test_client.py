@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes import LAUNCH_AT, FakeClock
 from trainworks.backends.kubernetes.client import (
     Conflict,
     KubernetesClient,
@@ -22,7 +23,11 @@ from trainworks.errors import EnvironmentProblem, MissingExtraError, Unreachable
 from trainworks.host import process
 from trainworks.host.network import listen
 
-Answer = tuple[int, Any]
+Answer = tuple[Any, ...]
+"""Status, body, and the value of `Retry-After` where there is one."""
+
+asked: list[str] = []
+"""Methods of the requests to the last server."""
 
 
 @pytest.fixture
@@ -32,13 +37,20 @@ def server(tmp_path: Path) -> Iterator[Callable[..., KubernetesClient]]:
 
     def start(*answers: Answer) -> KubernetesClient:
         rest = list(answers)
+        asked.clear()
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                status, body = rest.pop(0)
+                status, body, *after = rest.pop(0) if len(rest) > 1 else rest[0]
+                asked.append(self.command)
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 self.send_response(status)
+                for seconds in after:
+                    self.send_header("Retry-After", seconds)
                 self.end_headers()
                 self.wfile.write(body.encode() if isinstance(body, str) else json.dumps(body).encode())
+
+            do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815, as http.server calls them
 
             def log_message(self, *arguments: Any) -> None:
                 pass
@@ -62,7 +74,7 @@ def client_of(folder: Path, port: int) -> KubernetesClient:
         "current-context": "c",
     }
     (folder / "config").write_text(json.dumps(configuration), encoding="utf-8")
-    return KubernetesClient(configuration=str(folder / "config"))
+    return KubernetesClient(configuration=str(folder / "config"), clock=FakeClock())
 
 
 @pytest.mark.parametrize(
@@ -84,6 +96,44 @@ def test_an_answer_means_one_thing(
     with pytest.raises(kind, match=words) as raised:
         server(answer).get("/apis/x")
     assert raised.type is kind
+
+
+BUSY = (503, "upstream is gone")
+
+
+@pytest.mark.parametrize("answer", [(429, {"message": "too many"}, "7"), (500, ""), (502, ""), BUSY, (504, "")])
+def test_a_busy_server_delays_a_request_and_does_not_fail_it(
+    server: Callable[..., KubernetesClient], answer: Answer
+) -> None:
+    client = server(answer, answer, (200, {"items": [1]}))
+    assert (client.list("/api/v1/pods"), asked) == ([1], ["GET"] * 3)
+    waited_s = client._clock.now() - LAUNCH_AT
+    assert waited_s == (14.0 if answer[0] == 429 else 1.5)
+
+
+def test_a_server_that_stays_busy_ends_the_patience_with_one_message(server: Callable[..., KubernetesClient]) -> None:
+    client = server(BUSY)
+    with pytest.raises(UnreachableError, match=r"does not answer: 503 .*\(asked 7 times in 24 s\)"):
+        client.get("/api/v1/pods")
+    assert len(asked) == 7
+    with pytest.raises(UnreachableError, match=r"too many$"):
+        server((429, {"message": "too many"}, "3600")).get("/api/v1/pods")
+    assert asked == ["GET"]
+
+
+def test_what_could_be_done_twice_is_asked_again_only_if_the_server_has_not_read_it(
+    server: Callable[..., KubernetesClient],
+) -> None:
+    client = server((429, {"message": "too many"}, "1"), (201, {"kind": "JobSet"}))
+    assert (client.create("/jobsets", {}), asked) == ({"kind": "JobSet"}, ["POST", "POST"])
+    with pytest.raises(UnreachableError, match="does not answer: 503"):
+        server(BUSY, (201, {})).create("/jobsets", {})
+    assert asked == ["POST"]
+    server(BUSY, (200, {})).patch("/jobsets/x", {})
+    server(BUSY, (404, {"message": "not found"})).delete("/jobsets/x")  # the first request has done it
+    assert asked == ["DELETE", "DELETE"]
+    with pytest.raises(NotFound):
+        server((404, {"message": "not found"})).delete("/jobsets/x")
 
 
 def test_a_kind_that_is_not_served_says_nothing_of_its_objects() -> None:

@@ -239,6 +239,7 @@ def test_ranks_start_again_in_their_pods(kube: Kube) -> None:
 
 def test_a_server_that_is_away_says_nothing_of_any_job(kube: Kube) -> None:
     run = kube.command(UNTIL_TOLD).start()
+    run.backend._client._patience_s = 1.0
     kube.cluster.stop_server()
     try:
         for ask in (lambda: run.status, run.backend.nodes, run.submit, lambda: run.backend.stop("x")):

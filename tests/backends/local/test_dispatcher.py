@@ -14,7 +14,7 @@ from trainworks.backends.local.dispatcher import Dispatcher
 from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host.ledger import Claim, Share, claim_key
-from trainworks.host.users import this_host
+from trainworks.host.users import this_host, user_name
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
@@ -348,7 +348,7 @@ def test_a_stop_is_passed_on_once_and_a_second_one_ends_it_at_once(queue: Queue)
     assert queue.machine.jobs[job].asked[-1] is True
     queue.machine.end(job, "STOPPED")
     queue.look()
-    assert queue.state(job) is JobState.STOPPED
+    assert (queue.state(job), queue.job(job).end.message) == (JobState.STOPPED, f"stopped by {user_name()}")
 
 
 @pytest.mark.parametrize("moment", ["last_words", "back_in_line"])

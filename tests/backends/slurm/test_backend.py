@@ -202,6 +202,20 @@ def test_without_the_program_sacct_there_is_no_accounting() -> None:
     assert backend_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=FileNotFoundError())).poll(["1"]) == {}
 
 
+@pytest.mark.parametrize(
+    ("sacct", "who"),
+    [
+        ("1|CANCELLED by 0|0:0|1795332189|1795332199|node1\n", "cancelled in Slurm by root"),
+        ("1|RUNNING|0:0|1795332189|Unknown|node1\n", None),  # accounting comes later
+        (NO_ACCOUNTING, None),
+    ],
+)
+def test_accounting_knows_who_cancelled_a_job(sacct: Any, who: str | None) -> None:
+    fake = FakeSlurm(squeue=row("1", "CANCELLED", nodes="node1"), sacct=sacct)
+    status = backend_of(fake).poll(["1"])["1"]
+    assert (status.state, status.nodes, status.ended_by) == (JobState.STOPPED, ("node1",), who)
+
+
 def test_another_complaint_of_sacct_is_not_hidden() -> None:
     with pytest.raises(SlurmRefusedError, match="Invalid field requested"):
         backend_of(FakeSlurm(squeue=UNKNOWN_JOB, sacct=Output(1, "", "sacct: fatal: Invalid field requested"))).poll(

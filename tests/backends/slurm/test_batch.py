@@ -12,14 +12,14 @@ import pytest
 
 from tests.fakes import LAUNCH_AT, FakeClock, FakeSlurm, processes, resolved_command
 from trainworks.agent.allocation import Allocation, processes_on, unhealthy_nodes
-from trainworks.backends.slurm.allocation import PATIENCE_S, StepCommand, StepHosts, allocation
+from trainworks.backends.slurm.allocation import PATIENCE_S, StepCommand, StepHosts, allocation, ending_of_turn
 from trainworks.backends.slurm.batch import BatchScript
 from trainworks.backends.slurm.client import SlurmClient
 from trainworks.backends.slurm.node import job_environment, marks_of
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UnreachableError
 from trainworks.host.process import Output
-from trainworks.jobs.state import JobState
+from trainworks.jobs.state import Cause, JobState
 from trainworks.record.events.log import append_event, read_events
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -35,6 +35,7 @@ GOT = Allocation(job="7", nodes=("node2", "node1"), addresses=("10.0.0.2", "10.0
 
 
 AWAY = Output(1, "", "Unable to contact slurm controller")
+UNKNOWN_JOB = Output(1, "", "slurm_load_jobs error: Invalid job id specified")
 
 
 def seen(env: dict[str, str]) -> Allocation:
@@ -99,6 +100,26 @@ def test_an_agent_is_a_step_of_its_own() -> None:
 def test_an_agent_was_killed_alone_if_slurm_still_runs_its_job(exit_code: int, state: Any, number: int | None) -> None:
     client = SlurmClient(run=FakeSlurm(squeue=state), env={})
     assert StepHosts(GOT, StepCommand((), ("python3",)), client).killed_by(exit_code) == number
+
+
+ENDED = "srun: error: node2: task 0: Killed\nsrun: launch/slurm: _step_signal: Terminating StepId=7.3\n"
+CANCELLED = "slurmstepd-node2: error: *** STEP 7.{} ON node2 CANCELLED AT 2026-11-29T22:14:18 ***\n"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "log", "part"),
+    [
+        (-9, "", Cause.STEP_LOST),  # its srun was killed
+        (137, CANCELLED.format(3) + ENDED, Cause.STEP_LOST),
+        (137, ENDED, Cause.AGENT_LOST),
+        (137, CANCELLED.format(1) + ENDED.replace("7.3", "7.1") + ENDED, Cause.AGENT_LOST),  # the step before
+        (137, "", Cause.AGENT_LOST),
+    ],
+)
+def test_a_step_that_was_cancelled_is_no_killed_agent(exit_code: int, log: str, part: Cause, tmp_path: Path) -> None:
+    hosts = StepHosts(GOT, StepCommand((), ("python3",)), SlurmClient(run=FakeSlurm(), env={}))
+    (tmp_path / "node-1.log").write_text(log)
+    assert hosts.lost_part(exit_code, tmp_path / "node-1.log") is part
 
 
 def test_nodes_that_failed_their_check_are_remembered_until_a_user_submits_the_job_again() -> None:
@@ -236,3 +257,72 @@ def test_a_node_that_slurm_misses_while_its_agent_starts_again_is_one_restart(
     status = run_dir.read_status()
     assert (status.state, status.cause) == ("QUEUED", "node_lost")
     assert restarts_used([*read_events(run_dir.events_file), NEXT_TURN]) == 1
+
+
+KILL = "*** JOB 7 ON node2 CANCELLED AT 2099-01-01T00:00:00 DUE TO {} ***\n"
+
+
+def turn_of(run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, restarts: int, **answers: Any) -> BatchScript:
+    """A turn of a command whose supervisor has ended."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    run_file = RunFile.model_validate({"name": "t", "run": "true", "recover": {"max_restarts": restarts}})
+    run_dir.write_resolved(resolved_command(run_file=run_file))
+    run_dir.note({"kind": "submitted", "nodes": 2, "processes_per_node": 1, "restarts": 0, "job": "7"})
+    run_dir.enter(RunStatus(state="RUNNING"))
+    run_dir.logs.mkdir(exist_ok=True)
+    turn = BatchScript(run_dir, StepCommand((), ("python3",)), SlurmClient(run=FakeSlurm(**answers), env={}))
+    turn.resolved = run_dir.read_resolved()
+    return turn
+
+
+@pytest.mark.parametrize(
+    ("squeue", "log", "restarts", "end"),
+    [
+        ("RUNNING 1795990000 1795990030\n", "", 0, ("PREEMPTED", "preempted")),  # it has a grace
+        ("RUNNING N/A 1795990030\n", "", 3, ("FAILED", "time_limit")),  # a command would begin anew
+        ("RUNNING N/A NONE\n", "", 0, ("FAILED", "killed")),  # somebody has sent SIGTERM
+        ("COMPLETING N/A 1795990030\n", KILL.format("JOB REQUEUE"), 0, ("QUEUED", "requeued")),
+        ("COMPLETING N/A 1795990030\n", KILL.format("PREEMPTION"), 0, ("PREEMPTED", "preempted")),
+        ("COMPLETING N/A 1795990030\n", "", 0, ("STOPPED", None)),
+    ],
+)
+def test_a_turn_that_slurm_ends_has_its_cause(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, squeue: str, log: str, restarts: int, end: tuple[str, str | None]
+) -> None:
+    turn = turn_of(run_dir, monkeypatch, restarts, squeue=squeue, scancel=UNKNOWN_JOB)
+    run_dir.supervisor_log.write_text(log)
+    run_dir.enter(RunStatus(state="STOPPED", exit_code=0))
+    turn.conclude(run_dir.read_status().end)
+    status = run_dir.read_status()
+    assert (status.state, status.cause) == end
+
+
+@pytest.mark.parametrize(
+    ("boot", "met", "end"),
+    [
+        ("BOOT_TIME = 9999999999\n", False, ("QUEUED", "scheduler_lost")),
+        ("BOOT_TIME = 9999999999\n", True, ("FAILED", "agent_lost")),  # its steps had begun
+        ("BOOT_TIME = 1\n", False, ("FAILED", "agent_lost")),
+    ],
+)
+def test_a_job_whose_steps_a_slurmctld_refuses_that_has_just_come_back_waits_again(
+    run_dir: RunDir, monkeypatch: pytest.MonkeyPatch, boot: str, met: bool, end: tuple[str, str]
+) -> None:
+    """It has lost the job in a crash, or does not know yet what its nodes have; the next poll submits a lost job."""
+    turn = turn_of(run_dir, monkeypatch, 0, scontrol=[boot, UNKNOWN_JOB])
+    if met:
+        append_event(run_dir.events_file, {"kind": "attempt", "attempt": 1})
+    run_dir.enter(RunStatus(state="FAILED", cause="agent_lost", message="codes [1]", exit_code=1))
+    assert turn.conclude(run_dir.read_status().end) == 1
+    status = run_dir.read_status()
+    assert (status.state, status.cause) == end
+
+
+@pytest.mark.parametrize(("boot_s", "cause"), [(-2, Cause.SCHEDULER_LOST), (-9, Cause.NODE_LOST)])
+def test_a_turn_that_a_crash_ended_while_it_began_is_not_that_of_a_lost_node(
+    run_dir: RunDir, boot_s: float, cause: Cause
+) -> None:
+    """The first event of its supervisor comes some seconds after slurmctld has started its script."""
+    began = {"t": LAUNCH_AT, "kind": "submitted", "restarts": 0, "started_at": LAUNCH_AT - 4}
+    append_event(run_dir.events_file, began)
+    assert ending_of_turn(run_dir, "7", LAUNCH_AT + boot_s) == (cause, LAUNCH_AT)

@@ -27,7 +27,7 @@ from trainworks.measure.drill.victims import Victim
 from trainworks.record.events.log import read_events
 from trainworks.record.processes import Processes
 from trainworks.record.runs_folder import create_run_dir
-from trainworks.recover.restarts import restarts_used
+from trainworks.recover.restarts import Begin, lives_of, restarts_used
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -181,8 +181,18 @@ def test_a_killed_agent_starts_again_where_it_is(cluster: Cluster) -> None:
     assert (run.end().restarts, run.state, len(run.events("attempt"))) == (0, "SUCCEEDED", 2)
     # Slurm kills all processes of a step at once: the other agent may still record that its command was killed
     killed, *ended = run.events("failure")
-    assert (killed["cause"], killed["signal"], killed["rank"]) == ("node_lost", "SIGKILL", None)
+    assert (killed["cause"], killed["signal"], killed["rank"]) == ("agent_lost", "SIGKILL", None)
     assert [each["cause"] for each in ended] in ([], ["killed"])
+
+
+def test_a_cancelled_step_starts_again_where_it_is_and_is_no_killed_agent(cluster: Cluster) -> None:
+    run = cluster.command("test $TRAINWORKS_ATTEMPT = 2 || sleep 600", nodes=2, restarts=1).start()
+    wait_until(lambda: f"{run.handle}.1" in cluster.call("squeue", "--steps", "--noheader"))
+    cluster.call("scancel", f"{run.handle}.1")
+    assert (run.end().restarts, run.state, len(run.events("attempt"))) == (0, "SUCCEEDED", 2)
+    assert run.events("failure")[0]["cause"] == "step_lost"
+    lives = lives_of(read_events(run.run_dir.events_file))
+    assert [(life.begin, life.cause, life.attempt) for life in lives[1:]] == [(Begin.RANKS, "step_lost", 1)]
 
 
 def test_a_stopped_run_has_time_to_save_and_leaves_nothing(cluster: Cluster) -> None:
@@ -200,6 +210,8 @@ def test_a_cancelled_job_leaves_nothing_that_hides(cluster: Cluster) -> None:
     cluster.call("scancel", run.handle)
     assert run.end().state is JobState.STOPPED
     wait_until(lambda: not run.processes())
+    if cluster.accounting:
+        wait_until(lambda: run.status.ended_by == "cancelled in Slurm by root")
 
 
 def test_a_job_without_restarts_goes_on_when_another_took_its_place(cluster: Cluster) -> None:
@@ -252,6 +264,7 @@ def test_a_script_that_asks_for_requeue_is_requeued_as_slurm_would(cluster: Clus
     run = cluster.command(FIRST_TIME_FOR_EVER, nodes=1, slurm={"options": ["--requeue"]}).start()
     cluster.call("scontrol", "requeue", run.handle)
     assert (run.end().restarts, run.state) == (1, "SUCCEEDED")
+    assert "requeued" in [event["cause"] for event in run.events("state")]
 
 
 def test_jobs_whose_ends_a_crashed_slurmctld_has_forgotten_do_not_run_again(cluster: Cluster) -> None:

@@ -120,6 +120,7 @@ LINE = "slurmstepd-node1: error: *** JOB 7 ON node1 CANCELLED AT 2026-11-22T06:3
         (" DUE TO PREEMPTION", Cause.PREEMPTED),
         (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", Cause.NODE_LOST),
         (" DUE TO TIME LIMIT", Cause.TIME_LIMIT),
+        (" DUE TO JOB REQUEUE", Cause.REQUEUED),
     ],
 )
 def test_why_a_batch_script_was_killed(words: str, cause: Cause | None) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self, final
 import yaml
 
 from trainworks.errors import EnvironmentProblem, MissingExtraError, UnreachableError, UsageError
+from trainworks.host.clock import Clock, SystemClock
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,6 +25,11 @@ Object = Mapping[str, Any]
 
 _TIMEOUT_S = (5.0, 30.0)
 """Timeouts to connect and to read."""
+_PATIENCE_S = 30.0
+"""Time for which a server that is busy or away is asked again."""
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
+"""Waits before a request is repeated, each twice as long as the one before, where the server names none."""
+_TOO_MANY = 429
 _PAGE = 500
 _CONFIGURATION = "~/.kube/config"
 _BUSY = (429, 500, 502, 503, 504)
@@ -35,6 +41,13 @@ _HINT = "check that `kubectl get nodes` works"
 
 class KubernetesRefusedError(UsageError):
     """The API server refused the request; the message is the server's."""
+
+
+class _BusyError(UnreachableError):
+    """The server cannot answer now; it may ask for a wait, and say that it has not read the request."""
+
+    retry_after_s: float | None = None
+    is_unread = False
 
 
 class NotFound(KubernetesRefusedError):
@@ -55,18 +68,25 @@ class KubernetesClient:
 
     `context` of kubectl's configuration is the current one, or that of this pod, when None. `configuration` has the
     paths of that configuration; those in KUBECONFIG when None.
+
+    A request without an answer, or with a busy one, is repeated for half a minute, after the wait of `Retry-After` if
+    the server names one; a POST after 429 alone, because the server has not read that.
     """
 
-    def __init__(self, context: str | None = None, configuration: str | None = None) -> None:
+    def __init__(
+        self, context: str | None = None, configuration: str | None = None, *, clock: Clock | None = None
+    ) -> None:
         self._context = context
         self._configuration = configuration
         self._api: Any = None
         self._timeout_s = _TIMEOUT_S
+        self._patience_s = _PATIENCE_S
+        self._clock = clock or SystemClock()
 
     def within(self, seconds: float) -> Self:
-        """A client of the same server that waits for each answer only so long."""
+        """A client of the same server that waits for each answer only so long, and for a busy server."""
         hurried = copy.copy(self)
-        hurried._timeout_s = (seconds, seconds)
+        hurried._timeout_s, hurried._patience_s = (seconds, seconds), seconds
         return hurried
 
     def get(self, path: str, query: Query | None = None) -> Object:
@@ -122,10 +142,31 @@ class KubernetesClient:
 
     def _request(self, verb: Verb, path: str, body: Object | None = None, query: Query | None = None) -> Object:
         response = self._call(verb, path, body, query)
-        found: Object = json.loads(response.data or b"{}")
+        found: Object = json.loads(response.data or b"{}") if response is not None else {}
         return found
 
     def _call(self, verb: Verb, path: str, body: Object | None, query: Query | None, *, stream: bool = False) -> Any:
+        """Send a request, and repeat it while the server is busy or away, and patience is left."""
+        began_at, wait_s, requests = self._clock.now(), _FIRST_WAIT_S, 1
+        while True:
+            try:
+                return self._call_once(verb, path, body, query, stream=stream)
+            except _BusyError as busy:
+                pause_s = wait_s if busy.retry_after_s is None else busy.retry_after_s
+                is_over = self._clock.now() + pause_s > began_at + self._patience_s
+                if is_over or (verb == "POST" and not busy.is_unread):
+                    asked = f" (asked {requests} times in {self._clock.now() - began_at:.0f} s)" if requests > 1 else ""
+                    raise UnreachableError(f"{busy.message}{asked}", hint=busy.hint) from None
+                self._clock.sleep(pause_s)
+                wait_s, requests = min(_LONGEST_WAIT_S, 2 * wait_s), requests + 1
+            except NotFound:
+                if verb == "DELETE" and requests > 1:  # an earlier request has done it
+                    return None
+                raise
+
+    def _call_once(
+        self, verb: Verb, path: str, body: Object | None, query: Query | None, *, stream: bool = False
+    ) -> Any:
         if self._api is None:
             self._api = self._connected()
         errors = importlib.import_module("urllib3.exceptions")
@@ -178,8 +219,8 @@ class KubernetesClient:
         return client.ApiClient(settings)
 
 
-def _unreachable(error: Exception) -> UnreachableError:
-    return UnreachableError(f"the API server does not answer: {error}", hint=_HINT)
+def _unreachable(error: Exception) -> _BusyError:
+    return _BusyError(f"the API server does not answer: {error}", hint=_HINT)
 
 
 def _refused(error: Any, path: str) -> EnvironmentProblem | KubernetesRefusedError:
@@ -194,7 +235,10 @@ def _refused(error: Any, path: str) -> EnvironmentProblem | KubernetesRefusedErr
             f"the API server does not serve `{path}`", hint="install JobSet, and Kueue for queues, in the cluster"
         )
     if error.status in _BUSY:
-        return UnreachableError(f"the API server does not answer: {message}", hint="try again later")
+        busy = _BusyError(f"the API server does not answer: {message}", hint="try again later")
+        after = str((error.headers or {}).get("Retry-After") or "")
+        busy.retry_after_s, busy.is_unread = float(after) if after.isdecimal() else None, error.status == _TOO_MANY
+        return busy
     if error.status == _UNKNOWN_USER:
         return EnvironmentProblem(f"the API server does not accept your credentials: {message}", hint=_HINT)
     kind = {404: NotFound, 409: Conflict}.get(error.status, KubernetesRefusedError)

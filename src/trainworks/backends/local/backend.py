@@ -130,9 +130,10 @@ class DispatchedBackend(Backend):
         asked: EndRequest = "kill" if at_once or row.asked_to_end == "stop" else "stop"
         now = self._clock.now()
         waits = (JobState.QUEUED, JobState.PREEMPTED)
-        if _is_ours(row) and self._store.move(row.id, STOPPED_BEFORE_START, since=waits, now=now):
+        stopped = STOPPED_BEFORE_START.because(f"stopped by {user_name()}")
+        if _is_ours(row) and self._store.move(row.id, stopped, since=waits, now=now):
             run_dir = RunDir(Path(row.run_dir))
-            run_dir.enter(RunStatus.of(STOPPED_BEFORE_START, updated_at=now))
+            run_dir.enter(RunStatus.of(stopped, updated_at=now))
             run_dir.environment_file.unlink(missing_ok=True)
         else:
             self._store.change(row.id, now=now, asked_to_end=asked, asked_by=os.getuid())

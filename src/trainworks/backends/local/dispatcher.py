@@ -29,7 +29,7 @@ from trainworks.backends.local.machine import (
 )
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START, launch_failed, outcome_of
 from trainworks.backends.local.quotas import Holding, QueuePolicy, holding_of, queue_policy
-from trainworks.backends.ownership import may_end, obeyed_drains
+from trainworks.backends.ownership import may_end, obeyed_drains, stopped_by
 from trainworks.backends.submission import end_of_dependent, unmet_dependencies
 from trainworks.errors import EnvironmentProblem, NotOwnerError, RunFileError, TrainworksError
 from trainworks.host.clock import Clock
@@ -107,7 +107,8 @@ class Dispatcher:
         # on request of an administrator; an owner ends such a job directly
         for job in [job for job in self._jobs.values() if job.state.waits and job.asked_to_end is not None]:
             changes: JobChanges = {"asked_to_end": None, "asked_by": None}
-            if self._store.move(job.id, STOPPED_BEFORE_START, since=(job.state,), now=self._clock.now(), **changes):
+            stopped = STOPPED_BEFORE_START.because(stopped_by(job))
+            if self._store.move(job.id, stopped, since=(job.state,), now=self._clock.now(), **changes):
                 self._launcher.stopped(job)
             self._forget(job.id)
         self._serve()
@@ -176,6 +177,8 @@ class Dispatcher:
         alive = max([status.updated_at, *(float(event["t"]) for event in events[-1:])])  # maybe long ago
         ended_at = max(job.started_at or job.submitted_at, min(alive, self._clock.now()))
         end = replace(outcome_of(job, status, events, self._failed_launches[job.id]), at=ended_at)
+        if end.state == JobState.STOPPED:
+            end = end.because(stopped_by(job))
         waits = parse_state(end.state).waits
         if waits:
             self._launcher.back_in_line(job, end)

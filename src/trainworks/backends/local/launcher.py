@@ -17,7 +17,7 @@ from trainworks.agent.node_agents import run_agent
 from trainworks.backends.editing import finish_edit
 from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
-from trainworks.backends.ownership import check_run_dir
+from trainworks.backends.ownership import check_run_dir, stopped_by
 from trainworks.errors import NotOwnerError
 from trainworks.files import closing_handle, take_lock
 from trainworks.host import process
@@ -82,7 +82,8 @@ class Launcher:
         self._own_fds = list(own_fds)
         self._ledger = machine_ledger() if ledger is None else ledger
         self._shared = shared
-        self._begin = begin or _begin_supervisor
+        # with another copy for the job's first agent
+        self._begin = begin or (lambda: partial(_supervise, agent=Spare(lambda: run_agent)))
         self._spare: Spare | None = None
         self._ours: set[str] = set()
         self._claims: dict[int, int] = {}
@@ -220,7 +221,9 @@ class Launcher:
     def stopped(self, job: JobRow) -> None:
         """Record that the job was stopped before its start, if its run directory can be written."""
         with suppress(OSError, NotOwnerError):
-            self._run_dir(job).enter(RunStatus.of(STOPPED_BEFORE_START, updated_at=self._clock.now()))
+            self._run_dir(job).enter(
+                RunStatus.of(STOPPED_BEFORE_START.because(stopped_by(job)), updated_at=self._clock.now())
+            )
         self.forget(job)
 
     def concluded(self, job: JobRow, end: End) -> None:
@@ -245,12 +248,6 @@ class Launcher:
 @lru_cache(maxsize=4096)
 def _key(run_dir: str) -> str:
     return claim_key(run_dir)
-
-
-def _begin_supervisor() -> Order:
-    """What a copy of the dispatcher does first: it makes another copy, for the job's first agent."""
-    spare = Spare(lambda: run_agent)
-    return partial(_supervise, agent=spare)
 
 
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:

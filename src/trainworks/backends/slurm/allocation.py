@@ -17,6 +17,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import final
 
 import psutil
@@ -125,8 +126,16 @@ class StepHosts(OwnProcesses):
         if number not in signal.valid_signals() or number >= signal.SIGRTMIN or number in ENDING:
             return None
         with contextlib.suppress(TrainworksError):
-            return number if self._client.call("squeue", *state_query(self._got.job)).strip() == "RUNNING" else None
+            said = self._client.call("squeue", *state_query(self._got.job)).split()
+            return number if said[:1] == ["RUNNING"] else None
         return None
+
+    def lost_part(self, exit_code: int, log: Path) -> Cause:
+        """The step, if its `srun` was killed or Slurm says that the step was cancelled: `scancel 7.1`."""
+        said = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+        steps = re.findall(r"Terminating StepId=(\S+)", said)
+        is_cancelled = bool(steps) and f"*** STEP {steps[-1]} ON " in said
+        return Cause.STEP_LOST if exit_code < 0 or is_cancelled else Cause.AGENT_LOST
 
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGURG to all processes of all steps: Slurm cannot tell an agent from its ranks, and they do not mind it."""
@@ -135,8 +144,8 @@ class StepHosts(OwnProcesses):
 
 
 def state_query(job: str) -> tuple[str, ...]:
-    """Arguments of `squeue` that print the state of a job as one word."""
-    return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20")
+    """Arguments of `squeue` that print the state of a job, when it was preempted, and when it ends, a word each."""
+    return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20,PreemptTime:24,EndTime:24")
 
 
 def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = math.nan) -> tuple[Cause, float]:
@@ -147,7 +156,7 @@ def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = mat
     is not known.
     """
     launches = of_kind(read_events(run_dir.events_file), SubmittedEvent)
-    since = float(launches[-1]["t"]) if launches else 0.0
+    since = float(launches[-1].get("started_at") or launches[-1]["t"]) if launches else 0.0
     lived_until = signs_of_life(run_dir)
     crashed = math.floor(since) <= controller_started_at and lived_until <= controller_started_at + _FOUND_OUT_S
     lost = Cause.SCHEDULER_LOST if crashed else Cause.NODE_LOST
@@ -227,7 +236,7 @@ def _watch(client: SlurmClient, clock: Clock) -> None:
         with contextlib.suppress(psutil.Error, OSError):
             sruns = [child.pid for child in psutil.Process().children() if child.name() == "srun"]
             for pid in watch.take(connected(sruns), clock.now()) if sruns else ():
-                sys.stderr.write(f"srun {pid} has lost its slurmstepd: it is ended, its agent counts as lost\n")
+                sys.stderr.write(f"srun {pid} has lost its slurmstepd: it is ended, its step counts as lost\n")
                 os.kill(pid, signal.SIGKILL)
 
 

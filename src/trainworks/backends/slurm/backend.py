@@ -225,9 +225,12 @@ class SlurmBackend(Backend):
         for handle, status in statuses.items():
             if (status.reason or "").replace("_", " ") == _HELD_BY_SLURM and status.restarts <= _MOST_RELEASES:
                 self.release(handle)
-        if (missing := [handle for handle in handles if handle not in statuses]) and self._accounting:
-            statuses |= self._poll_history(missing)
-        return statuses
+        cancelled = [handle for handle, status in statuses.items() if status.state is JobState.STOPPED]
+        missing = [handle for handle in handles if handle not in statuses]
+        history = self._poll_history([*missing, *cancelled]) if self._accounting and (missing or cancelled) else {}
+        for handle in history.keys() & cancelled:
+            statuses[handle] = replace(statuses[handle], ended_by=history[handle].ended_by)
+        return history | statuses
 
     def _poll_queue(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         wanted = f"--jobs={','.join(handles)}"

@@ -91,16 +91,16 @@ class BatchScript(ClusterTurn):
         """Supervise the job for one allocation, unless it has ended; returns the exit code of the script."""
         begun = of_kind(read_events(self.run_dir.events_file), SubmittedEvent)[-1:]
         if begun and (begun[0].get("job"), begun[0].get("turn")) == (self._job, self._turn):
-            return self._conclude_after_kill(float(begun[0]["t"]))
+            return self._conclude_after_kill(begun[0])
         return self.take()
 
-    def _conclude_after_kill(self, begun_at: float) -> int:
+    def _conclude_after_kill(self, begun: SubmittedEvent) -> int:
         """Slurm ends the processes that the killed supervisor left behind."""
         self.resolved, end = self.run_dir.read_resolved(), self.run_dir.read_status().end
         if parse_state(end.state) not in _ENDS:
             cause, message = Cause.AGENT_LOST, "its supervisor was killed, and all that it had started with it"
-            is_second_start = psutil.Process(os.getppid()).create_time() > begun_at  # not by the script of the first
-            if is_second_start and self._controller_started_at() >= int(begun_at):
+            is_second_start = psutil.Process(os.getppid()).create_time() > begun["t"]  # not by the script of the first
+            if is_second_start and self._controller_started_at() >= int(begun.get("started_at") or begun["t"]):
                 cause, message = Cause.SCHEDULER_LOST, "slurmctld crashed and started the job a second time"
             end = End(JobState.FAILED, cause, message)
         return self.conclude(end)
@@ -156,11 +156,11 @@ class BatchScript(ClusterTurn):
         return Supervisor(self.run_dir, resolved, nodes_of(self.run_dir, resolved, (lock,), hosts), self.clock, steps)
 
     def taken(self) -> End | None:
-        """Slurm itself requeues the job or ends it, except at its time limit; None also if its reason is unknown."""
+        """Slurm itself requeues the job, except at its time limit and after a signal; None if the job was cancelled."""
         cause = self._why_it_left()
         if cause is None:
             return None
-        if cause is Cause.TIME_LIMIT:
+        if cause in (Cause.TIME_LIMIT, Cause.KILLED):
             return End(JobState.FAILED, cause, cause.words)
         return self.back_in_the_queue(cause) if self._allows_requeue() else self.no_restart_left(cause)
 
@@ -168,16 +168,21 @@ class BatchScript(ClusterTurn):
         return self.run_dir.read_resolved().run_file.cluster.slurm.allows_requeue
 
     def _why_it_left(self) -> Cause | None:
-        """Why Slurm requested the end; None if a user cancelled the job, or the reason is unknown."""
+        """Why the job has to end; None if a user cancelled it, or Slurm does not answer."""
         with contextlib.suppress(TrainworksError):
             query = allocation.state_query(self._job)
             said = self._client.call_patiently(_UNTIL_QUEUED_S, self.clock, "squeue", *query)
-            if said.strip() != "RUNNING":
+            state, preempted_at, ends_at = [*said.split(), "", "", ""][:3]
+            if state != "RUNNING":
                 found = cause_of_the_kill(allocation.log_of(self.run_dir), self._job, self.began_at)
                 return found[0] if found else None
-            asked = self.run_dir.read_resolved().run_file.job
-            end_s = asked.time_limit - asked.grace - _SIGNAL_COMES_EARLY_S if asked.time_limit else 0.0
-            return Cause.TIME_LIMIT if self.clock.now() - self.began_at > end_s else Cause.PREEMPTED
+            if preempted_at.isdecimal():
+                return Cause.PREEMPTED
+            run_file = self.run_dir.read_resolved().run_file
+            asks_itself = any(option.startswith("--signal") for option in run_file.cluster.slurm.options)
+            early_s = math.inf if asks_itself else run_file.job.grace + _SIGNAL_COMES_EARLY_S
+            is_limited = ends_at.isdecimal() and float(ends_at) - self.clock.now() <= early_s
+            return Cause.TIME_LIMIT if is_limited else Cause.KILLED
         return None
 
     def finish(self, end: End) -> int:
@@ -189,6 +194,8 @@ class BatchScript(ClusterTurn):
 
     def next_end(self, end: End) -> End | None:
         """Also for other nodes after some that failed their check or that go, unless one comes again and again."""
+        if end.cause == Cause.AGENT_LOST and self._allows_requeue() and self._lost_its_steps():
+            return self.back_in_the_queue(Cause.SCHEDULER_LOST)
         if end.cause not in _ELSEWHERE:
             return super().next_end(end)
         unfit = unhealthy_nodes(read_events(self.run_dir.events_file))
@@ -196,6 +203,12 @@ class BatchScript(ClusterTurn):
         if repeated or not unfit or not self._allows_requeue():
             return None
         return End(JobState.QUEUED, end.cause, f"{end.message}; the job waits for other nodes")
+
+    def _lost_its_steps(self) -> bool:
+        """Whether slurmctld has come back in a turn whose ranks never met: it refuses steps before it knows nodes."""
+        kinds = [event["kind"] for event in read_events(self.run_dir.events_file)]
+        has_met = "attempt" in kinds and kinds[::-1].index("attempt") < kinds[::-1].index("submitted")
+        return not has_met and self._controller_started_at() >= int(self.began_at)
 
     def requeue(self, end: End) -> int:
         """Requeue the job under the same number, without nodes that do not fit; Slurm ends this script."""

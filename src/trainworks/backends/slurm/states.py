@@ -19,6 +19,7 @@ from trainworks.backends.job_tag import is_mark
 from trainworks.backends.slurm.client import SlurmRefusedError
 from trainworks.backends.slurm.run_copies import tag_here
 from trainworks.config.slurm.sbatch_amounts import expand_nodes
+from trainworks.host.users import user_name
 from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
@@ -76,7 +77,7 @@ _CAUSES_OF_A_KILL: dict[str, Cause] = {
     "PREEMPTION": Cause.PREEMPTED,
     "NODE FAILURE": Cause.NODE_LOST,
     "TIME LIMIT": Cause.TIME_LIMIT,
-    "JOB REQUEUE": Cause.PREEMPTED,
+    "JOB REQUEUE": Cause.REQUEUED,
 }
 """Reasons in a job's log: `*** JOB 7 ON node1 CANCELLED AT 2026-11-22T06:34:01 DUE TO PREEMPTION ***`."""
 _NODE_STATES: dict[str, NodeState] = {
@@ -275,8 +276,9 @@ def _time(text: str) -> float | None:
 
 
 def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> JobStatus:
-    """One line of sacct, which counts no restarts in old versions."""
+    """One line of sacct, which counts no restarts in old versions, and says `CANCELLED by 1000` with the user."""
     state = _ended(job_state(word, None))
+    who = word.removeprefix("CANCELLED by ")
     return JobStatus(
         state=state,
         raw=word,
@@ -285,6 +287,7 @@ def _remembered(word: str, code: str, start: str, end: str, nodes: str) -> JobSt
         exit_code=exit_code_of(code),
         starts_at=_time(start),
         ended_at=_time(end) if state.is_final else None,
+        ended_by=f"cancelled in Slurm by {user_name(int(who))}" if who.isdecimal() else None,
     )
 
 

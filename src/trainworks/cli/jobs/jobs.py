@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -71,20 +72,22 @@ def _warn_of_missing(folder: Path, missing: list[str]) -> None:
 
 
 def describe_command(job: JobArgument, runs: RunsOption = None, as_json: AsJson = False) -> None:
-    """After a failure it shows the first failing rank, its host and the end of its log."""
+    """It lists restarts in place. After a failure it shows the first failing rank, its host and the end of its log."""
     from trainworks.api.observing.job_board import first_failure_lines
     from trainworks.report import jobs as view
 
     found, attempts = trainworks.describe(job, runs_folder(runs), notify=warn)
-    row, code = found.row, found.kept_code
+    row, code, lives = found.row, found.kept_code, found.lives()
     if as_json:
         kept = code.model_dump(mode="json") if code else None
         facts = {**view.facts(row), "code": kept, "attempts": list(map(view.facts, attempts))}
+        facts["lives"] = [asdict(life) for life in lives]
         typer.echo(json.dumps(facts, indent=2))
         return
     price = found.usd_per_accelerator_hour if attempts else None
     failure = first_failure_lines(found) if row.end.cause and row.state.is_final else []
-    show_document(view.detail_document(row, attempts, price=price, code=code, failure=failure, now=time.time()))
+    now = time.time()
+    show_document(view.detail_document(row, attempts, price=price, code=code, failure=failure, now=now, lives=lives))
 
 
 def jobs_command(

@@ -286,6 +286,11 @@ class End:
         """A state that follows a failure of the run."""
         return cls(state, failure["cause"], failure["message"], hint=failure.get("hint"), exit_code=exit_code)
 
+    def because(self, why: str | None) -> "End":
+        """This end, with what it came from before its message, unless that says it already."""
+        is_said = why is None or (self.message or "").startswith(why)
+        return self if is_said else replace(self, message="; ".join(filter(None, (why, self.message))))
+
     def after(self, last: "End") -> "End":
         """This end; with the hint and the exit code of the last one if both have the same cause."""
         if self.cause != last.cause:

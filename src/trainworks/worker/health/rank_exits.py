@@ -93,7 +93,7 @@ class RankExits:
                 kind="failure",
                 rank=None,
                 node=self.node,
-                cause="node_lost",
+                cause="agent_lost",
                 exit_code=self.first_bad_code,
                 signal=signal.SIGKILL.name,
                 message="the fork server of the node's ranks was killed",
