@@ -23,8 +23,8 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.record.events.job import End
 from trainworks.record.events.log import append_event, read_events
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import restarts_counted

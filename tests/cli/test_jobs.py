@@ -25,7 +25,7 @@ from trainworks.jobs.job_row import Attempt, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
-from trainworks.record.events.job import End
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.units import HOUR_S
 

@@ -13,8 +13,8 @@ from trainworks.backends.next_state import attempts_of
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.record.events.job import End
 from trainworks.record.events.log import append_event, read_events
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 

@@ -27,7 +27,7 @@ from trainworks.jobs.migrations import VERSION
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.record.events.job import End
+from trainworks.record.exit_code import End
 
 SPEC = JobSpec(
     run_id="demo-1",

@@ -11,7 +11,7 @@ from tests.users import FIRST_UID
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.record.events.job import End
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.report.jobs import list_document

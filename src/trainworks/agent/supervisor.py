@@ -30,7 +30,6 @@ from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.host.forking import Spare
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState, parse_state
 from trainworks.record.events.job import (
-    End,
     FailureEvent,
     FailureReason,
     NoticeEvent,
@@ -38,7 +37,7 @@ from trainworks.record.events.job import (
     SubmittedEvent,
 )
 from trainworks.record.events.log import Event, of_kind, read_events, read_events_from
-from trainworks.record.exit_code import ExitCode, as_exit_code
+from trainworks.record.exit_code import End, ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus

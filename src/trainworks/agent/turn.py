@@ -18,9 +18,9 @@ from trainworks.host.clock import Clock
 from trainworks.host.probe import command_host
 from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.record.environment import HostFacts
-from trainworks.record.events.job import End, StopRequestedEvent, SubmittedEvent
+from trainworks.record.events.job import StopRequestedEvent, SubmittedEvent
 from trainworks.record.events.log import read_events
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus

@@ -179,11 +179,8 @@ class Job:
         """Wait until the backend reports the end of a job whose run has ended."""
         clock = SystemClock()
         deadline = clock.now() + _BACKEND_DELAY_S
-        while (
-            not self.row.state.is_final
-            and parse_state(self.run_dir.read_status().state).is_final
-            and clock.now() < deadline
-        ):
+        has_ended = parse_state(self.run_dir.read_status().state).is_final
+        while has_ended and not self.row.state.is_final and clock.now() < deadline:
             clock.sleep(_POLL_S)
             _follow(self._store, awaited=self.id)
             self.row = self._store.get(self.row.id) or self.row
@@ -198,7 +195,7 @@ class Job:
 
         lines = self.backend().output(self._handle(f"trainworks logs -f {self.run_id}"), node=node, follow=follow)
         is_whole = node is None and self.row.state.is_final
-        return with_kept_output(lines, RunDir(Path(self.row.run_dir))) if is_whole else lines
+        return with_kept_output(lines, self.run_dir) if is_whole else lines
 
     def fetch(self) -> None:
         """Bring the record that the nodes of the job have written into the run directory, if they do not share files.
@@ -231,7 +228,7 @@ class Job:
             return local_backend(self._store)
         backend = backend_of_job(self.row, store=self._store)
         if backend is None:
-            missing = RunDir(Path(self.row.run_dir)).resolved_file
+            missing = self.run_dir.resolved_file
             raise EnvironmentProblem(f"cannot tell which backend runs job {self.row.id}: `{missing}` is missing")
         return backend
 
@@ -359,8 +356,7 @@ def find_job(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -
     if row is None:
         newest = ", ".join(f"{job.id} ({job.run_id})" for job in store.search(limit=5)) or "none"
         raise UnknownRunError(f"no job `{name}`", hint=f"the newest: {newest}")
-    _finish_edit(store, row)
-    return Job(store, row, notify)
+    return _job(store, row, notify)
 
 
 def _row(store: JobStore, run: str | RunDir) -> JobRow | None:
@@ -373,10 +369,11 @@ def _row(store: JobStore, run: str | RunDir) -> JobRow | None:
     return next(iter(store.search(name=run, uid=uid, limit=1) or store.search(name=run, limit=1)), None)
 
 
-def _finish_edit(store: JobStore, row: JobRow) -> None:
+def _job(store: JobStore, row: JobRow, notify: Notify) -> Job:
     from trainworks.backends.editing import finish_interrupted_edit  # noqa: PLC0415, as in `_follow`
 
     finish_interrupted_edit(store, row)
+    return Job(store, row, notify)
 
 
 def job_of_run(run: str | RunDir, *, notify: Notify = warn) -> Job | None:
@@ -385,10 +382,7 @@ def job_of_run(run: str | RunDir, *, notify: Notify = warn) -> Job | None:
         return None
     store = open_store(store_url())
     row = _row(store, run)
-    if row is None:
-        return None
-    _finish_edit(store, row)
-    return Job(store, row, notify)
+    return None if row is None else _job(store, row, notify)
 
 
 def describe(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -> tuple[Job, list[Attempt]]:

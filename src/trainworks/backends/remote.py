@@ -45,8 +45,9 @@ from trainworks.jobs.job_row import JobChanges, JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore
-from trainworks.record.events.job import End, SubmittedEvent
+from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import Event, of_kind, read_events
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 

@@ -34,12 +34,12 @@ def store_folder() -> Path:
 
 
 def store_url() -> str:
-    """`$TRAINWORKS_STORE`, else a SQLite file in that folder. A relative file is one of the current folder."""
-    return _absolute(os.environ.get("TRAINWORKS_STORE") or f"sqlite:///{store_folder() / 'jobs.db'}")
+    """`$TRAINWORKS_STORE`, else a SQLite file in that folder.
 
-
-def _absolute(given: str) -> str:
-    """The URL for processes with another current folder; a text that is not a URL stays as it is, to be refused."""
+    A relative file is one of the current folder, in words for processes with another one. A text that is not a URL
+    stays as it is, to be refused.
+    """
+    given = os.environ.get("TRAINWORKS_STORE") or f"sqlite:///{store_folder() / 'jobs.db'}"
     file = sqlite_file(given)
     return given if file is None else f"sqlite:///{file.absolute()}"
 

@@ -14,8 +14,7 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import Dependency, JobSpec, parse_dependency
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
-from trainworks.record.events.job import End
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.run_dir import RunDir
 
 _held: dict[Path, int] = {}

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
-from trainworks.record.events.job import End
+from trainworks.record.exit_code import End
 from trainworks.units import HOUR_S
 
 EndRequest = Literal["stop", "kill", "preempt", "time_limit"]

@@ -18,7 +18,7 @@ from trainworks.jobs.database import SqliteFile, Transaction, sqlite_file
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.jobs.stored_jobs import StoredJobs, among
-from trainworks.record.events.job import End
+from trainworks.record.exit_code import End
 
 _LOG = logging.getLogger(__name__)
 

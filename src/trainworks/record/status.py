@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trainworks.config.spec import Spec
-from trainworks.record.events.job import End
+from trainworks.record.exit_code import End
 
 END_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED", "LOST"})
 """The final states of `jobs.state`, which nothing but a new launch leaves."""

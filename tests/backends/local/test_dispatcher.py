@@ -19,8 +19,8 @@ from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.record.events.job import End
 from trainworks.record.events.log import Event
+from trainworks.record.exit_code import End
 from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import earlier_turns
 

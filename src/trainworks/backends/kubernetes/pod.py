@@ -17,7 +17,7 @@ from trainworks.agent.remote_agent import TOKEN_FILE, greeting_of
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import Clock
-from trainworks.record.events.job import End
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
 

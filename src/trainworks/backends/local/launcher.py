@@ -27,8 +27,8 @@ from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machi
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.dev_environment import DevUse
-from trainworks.record.events.job import End
 from trainworks.record.events.log import Event, read_events
+from trainworks.record.exit_code import End
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus

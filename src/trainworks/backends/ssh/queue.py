@@ -45,9 +45,8 @@ from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.environment import HostFacts
-from trainworks.record.events.job import End
 from trainworks.record.events.log import read_events
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus

@@ -14,8 +14,9 @@ from trainworks.config.run_file import Workload
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import training
-from trainworks.record.events.job import End, StateEvent
+from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import read_events
+from trainworks.record.exit_code import End
 from trainworks.record.faults import describe_fault
 from trainworks.record.history import History, build_history, known_steps
 from trainworks.record.ledger import Ledger, build_ledger
