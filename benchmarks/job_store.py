@@ -19,13 +19,9 @@ from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
-import sqlalchemy as sa
-
-from trainworks.jobs.database import open_database
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobStore
-from trainworks.jobs.tables import changes, jobs
+from trainworks.jobs.store import JobStore, insertion, open_store
 
 JOBS = 100_000
 NAMES = 200
@@ -43,12 +39,11 @@ def main() -> int:
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="jobs-") as folder:
         url = wanted.url or f"sqlite:///{folder}/jobs.db"
-        engine = open_database(url, keep_connection=True)
-        fill(engine, wanted.jobs)
-        store = JobStore(engine)
+        store = open_store(url, keep_connection=True)
+        fill(store, wanted.jobs)
         figures = {name: milliseconds(ask, wanted.rounds) for name, ask in questions(store, wanted.jobs).items()}
         store.close()
-    print(f"{wanted.jobs:,} jobs in {engine.dialect.name}, median of {wanted.rounds}")
+    print(f"{wanted.jobs:,} jobs in {url.partition(':')[0]}, median of {wanted.rounds}")
     for name, value in figures.items():
         print(f"  {name:44}{value:8.2f} ms")
     if wanted.json:
@@ -56,7 +51,7 @@ def main() -> int:
     return 0
 
 
-def fill(engine: sa.Engine, count: int) -> None:
+def fill(store: JobStore, count: int) -> None:
     """So many jobs."""
     ended = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
     spec = JobSpec(run_id="", name="", min_nodes=1, max_nodes=1, node=NodeResources(cores=1.0))
@@ -80,9 +75,11 @@ def fill(engine: sa.Engine, count: int) -> None:
         }
         for number in range(count)
     ]
-    with engine.execution_options(writes=True).begin() as connection:
-        connection.execute(sa.insert(jobs), rows)
-        connection.execute(sa.update(changes).values(number=count))
+    statement = insertion("jobs", rows[0])
+    with store._database.transaction(writes=True) as transaction:
+        for row in rows:
+            transaction.count(statement, row)
+        transaction.count("UPDATE changes SET number = :count", {"count": count})
 
 
 def questions(store: JobStore, count: int) -> dict[str, Callable[[], object]]:

@@ -30,13 +30,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
-import sqlalchemy as sa
-
 from tests.report.conftest import RunWriter, make_plan
 from trainworks.jobs.job_row import new_job_columns
 from trainworks.jobs.job_spec import JobSpec, NodeResources
-from trainworks.jobs.store import JobStore, open_store
-from trainworks.jobs.tables import attempts, jobs
+from trainworks.jobs.store import JobStore, insertion, open_store
 from trainworks.observe.trackers import event_file
 
 _PAUSE_S = 2.0
@@ -211,9 +208,10 @@ def fill(store: JobStore, folder: Path, num_jobs: int, num_points: int) -> tuple
         )
         held.append({"job_id": number, "number": 1, "state": state, "placement": placement})
         held[-1] |= {"started_at": at + 60, "ended_at": at + 5000}
-    with store._writing() as connection:
-        connection.execute(sa.insert(jobs), rows)
-        connection.execute(sa.insert(attempts), held)
+    with store._database.transaction(writes=True) as transaction:
+        for table, content in (("jobs", rows), ("attempts", held)):
+            for row in content:
+                transaction.count(insertion(table, row), row)
     return write_run(folder / "runs", 5_000), write_run(folder / "runs", num_points)
 
 
@@ -313,8 +311,8 @@ async def load(
 
     async def change() -> None:
         while changed is not None and time.perf_counter() < end_s:
-            with changed._writing() as connection:
-                connection.exec_driver_sql("UPDATE changes SET number = number + 1")
+            with changed._database.transaction(writes=True) as transaction:
+                transaction.count("UPDATE changes SET number = number + 1")
             await asyncio.sleep(1.0)
 
     await asyncio.gather(change(), *(view(number) for number in range(viewers)))

@@ -73,8 +73,9 @@ def configure_log() -> None:
 
 def inherit_log() -> None:
     """Configure the log of a process as the one that started it; the command line reports a variable that is wrong."""
-    with suppress(UsageError):
-        configure_log()
+    if _configured or os.environ.get(VARIABLE):  # most jobs start two processes that log nothing
+        with suppress(UsageError):
+            configure_log()
 
 
 def parse_levels(text: str) -> dict[str, str]:

@@ -23,8 +23,8 @@ from trainworks.jobs.job_row import Attempt, Placement
 from trainworks.jobs.job_spec import NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End
 from trainworks.recover.node_history import NodeHistory
 from trainworks.units import DAY_S, HOUR_S
 

@@ -24,8 +24,9 @@ from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events.log import append_event, read_events
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import restarts_counted
 
 Q, S, R, P = JobState.QUEUED, JobState.STARTING, JobState.RUNNING, JobState.PREEMPTED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -14,6 +15,8 @@ import pytest
 import trainworks
 from tests.program import trainworks_process, trainworks_program
 from trainworks.cli.commands import COMMANDS, command_of
+from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.store import open_store
 
 IMPORT_ALL_WITHOUT_TORCH = """
 import importlib, importlib.abc, pkgutil, sys
@@ -163,10 +166,23 @@ def test_importing_the_program_is_light() -> None:
     assert not imported("trainworks.cli.app") & {"torch", "pydantic", "rich", "numpy", "yaml", "psutil"}
 
 
-def test_listing_jobs_builds_no_model_of_a_run_file() -> None:
-    program = "import sys, trainworks.api.jobs; print(*sorted(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "trainworks.config.run_file" not in done.stdout.split()
+def test_listing_jobs_imports_neither_models_nor_a_library_for_databases_or_processes(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    spec = JobSpec(run_id="a-1", name="a", min_nodes=1, max_nodes=1, node=NodeResources(cores=1.0))
+    open_store(url).add(spec, run_dir="/runs/a-1", owner="ada", engine="local", now=1.0, uid=os.getuid() + 1)
+    program = "import atexit, sys; atexit.register(lambda: print(*sys.modules)); import trainworks.cli.app as app"
+    command = [sys.executable, "-c", f"{program}; app.main()", "ps"]
+    env = os.environ | {"TRAINWORKS_STORE": url}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env, cwd=tmp_path)
+    assert "a-1" in done.stdout
+    heavy = {"alembic", "asyncio", "numpy", "psutil", "pydantic", "sqlalchemy", "yaml", "trainworks.config.run_file"}
+    assert not heavy & set(done.stdout.split())
+
+
+def test_an_option_that_is_given_is_checked_and_one_that_is_not_keeps_its_default() -> None:
+    done = trainworks_program("ps", "--limit", "0")
+    assert (done.returncode, "--limit" in done.stderr) == (2, True)
+    assert trainworks_program("ps", "--limit", "3").returncode == trainworks_program("ps").returncode == 0
 
 
 def test_the_control_plane_imports_without_torch() -> None:

@@ -25,8 +25,8 @@ from trainworks.jobs.job_row import Attempt, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End
 from trainworks.units import HOUR_S
 
 DID_NOT_SUCCEED = "a job it depends on did not succeed"
@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         if not job.state.is_final:
             with suppress(UsageError):  # it has ended meanwhile
                 run("stop", job.run_dir, "--now")
-    for node in store.drained():
+    for node in store.drains():
         run("drain", node, "--undo")
 
 

@@ -18,10 +18,10 @@ from trainworks.errors import UsageError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.ledger import MachineLedger
-from trainworks.jobs.database import VERSION, open_database
 from trainworks.jobs.environment import FORWARDED_VARIABLES
+from trainworks.jobs.migrations import VERSION
 from trainworks.jobs.state import JobState
-from trainworks.jobs.store import JobStore
+from trainworks.jobs.store import open_store
 from trainworks.masking import masked, masked_command
 from trainworks.record.events.job import DecisionEvent
 from trainworks.record.events.log import append_event
@@ -200,7 +200,7 @@ def test_events_locks_claims_and_the_job_store_are_logged(tmp_path: Path, caplog
     assert take_lock(tmp_path / "lock") is None
     os.close(lock)
     MachineLedger(tmp_path).claim(lambda claims: None)
-    JobStore(open_database(f"sqlite:///{tmp_path}/jobs.db")).move(7, JobState.RUNNING, now=1.0)
+    open_store(f"sqlite:///{tmp_path}/jobs.db").move(7, JobState.RUNNING, now=1.0)
     assert [record.getMessage() for record in caplog.records] == [
         f"event of demo-1: {json.dumps(decision)}",
         f"locked {tmp_path}/lock",

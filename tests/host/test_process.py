@@ -201,6 +201,16 @@ def test_processes_are_found_by_the_variables_that_they_were_started_with(tmp_pa
     assert process.processes_with(mark) == []
 
 
+def test_a_process_has_children_until_it_has_waited_for_all() -> None:
+    program = (
+        "import subprocess; from trainworks.host import process; before = process.has_children(); "
+        "child = subprocess.Popen(['true']); running = process.has_children(); child.wait(); "
+        "print(before, running, process.has_children())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True", "False"]
+
+
 def test_what_is_left_behind_outlives_the_tree_and_says_nothing(tmp_path: Path) -> None:
     program = (
         "import os; from pathlib import Path; from trainworks.host import forking, process\n"

@@ -14,8 +14,9 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.record.events.log import append_event, read_events
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 
 SPEC = JobSpec(run_id="t-1", name="t", min_nodes=2, max_nodes=2, node=NodeResources(cores=8.0, accelerators=2))
 JOB = JobRow(

@@ -8,7 +8,7 @@ import re
 import sqlite3
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -20,14 +20,14 @@ from alembic.script import ScriptDirectory
 from tests.postgres import postgres_url
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
 from trainworks.jobs import database
-from trainworks.jobs.database import VERSION, open_database, set_aside
-from trainworks.jobs.job_row import BilledAttempt, Billing, JobRow, Placement
+from trainworks.jobs.database import SqliteFile, set_aside
+from trainworks.jobs.job_row import Attempt, BilledAttempt, Billing, JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.migrations import VERSION
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
-from trainworks.jobs.tables import metadata
-from trainworks.record.status import End
+from trainworks.record.exit_code import End
 
 SPEC = JobSpec(
     run_id="demo-1",
@@ -198,7 +198,7 @@ def test_a_job_that_has_ended_is_not_changed(store: JobStore) -> None:
 def test_a_drained_node_keeps_its_newest_reason(store: JobStore) -> None:
     store.drain("node1", "fan", now=1.0)
     store.drain("node1", "fire", now=2.0)
-    assert store.drained() == {"node1": "fire"}
+    assert store.drains() == {"node1": ("fire", None)}
     assert store.undrain("node1") and not store.undrain("node1")
 
 
@@ -214,14 +214,17 @@ def test_of_an_array_one_job_is_found_and_all_are_counted(store: JobStore) -> No
     }
 
 
-def test_the_migrations_make_the_tables_that_the_store_knows(url: str) -> None:
-    engine = open_database(url)
-    inspector = sa.inspect(engine)
-    for table in metadata.sorted_tables:
-        there = {column["name"]: column["nullable"] for column in inspector.get_columns(table.name)}
-        assert there == {column.name: bool(column.nullable) for column in table.columns}
-        indexes = {index["name"] for index in inspector.get_indexes(table.name)}
-        assert {index.name for index in table.indexes} <= indexes
+def test_the_migrations_make_the_columns_and_indexes_that_the_store_reads_by(url: str) -> None:
+    open_store(url)
+    inspector = sa.inspect(engine := sa.create_engine(url))
+    ends = {"state", "cause", "message", "hint", "exit_code", "ended_at"}
+    columns = {"jobs": {one.name for one in fields(JobRow)} - {"spec"} | {"ticket", "array"}}
+    columns["attempts"] = {one.name for one in fields(Attempt)}
+    for table, known in columns.items():
+        assert {column["name"] for column in inspector.get_columns(table)} == known - {"end"} | ends
+    indexes = {f"jobs_by_{name}" for name in ("version", "state", "run_id", "name", "owner", "array")}
+    assert indexes <= {index["name"] for index in inspector.get_indexes("jobs")}
+    engine.dispose()
 
 
 def test_a_store_is_brought_up_to_date_once_though_many_open_it(url: str) -> None:
@@ -242,7 +245,7 @@ def test_a_store_is_brought_up_to_date_once_though_many_open_it(url: str) -> Non
 
 
 def test_the_newest_migration_is_the_version_that_the_program_knows() -> None:
-    folder = Path(open_database.__code__.co_filename).parent / "migrations" / "versions"
+    folder = Path(v0001_jobs.__file__).parent
     numbers = sorted(match[1] for path in folder.iterdir() if (match := re.fullmatch(r"v(\d{4})_\w+\.py", path.name)))
     assert numbers[-1] == VERSION
 
@@ -310,6 +313,14 @@ def test_jobs_are_asked_for_by_user_and_machine(store: JobStore) -> None:
     assert [one.id for one in store.changed(0, engine="local", **wanted)] == [mine]  # type: ignore[arg-type]
 
 
+def test_the_queues_of_a_user_are_those_of_jobs_that_have_not_ended(store: JobStore) -> None:
+    queues = [("local", "a", 7), ("local", "b", 7), ("slurm", None, 7), ("local", "c", 8)]
+    for number, (engine, host, uid) in enumerate(queues):
+        store.add(SPEC, run_dir=f"/runs/{number}", owner="ann", engine=engine, host=host, uid=uid, now=1.0)
+    store.move(store.search(host="b")[0].id, JobState.STOPPED, now=2.0)
+    assert (store.live_queues(7), store.live_queues(9)) == ({("local", "a"), ("slurm", None)}, set())
+
+
 def test_of_runs_of_one_name_that_of_the_user_who_asks_is_found_first(store: JobStore) -> None:
     mine = store.add(SPEC, run_dir="/a/demo-1", owner="ada", engine="local", uid=7, now=1.0)
     newer = store.add(SPEC, run_dir="/b/demo-1", owner="bob", engine="local", uid=8, now=2.0)
@@ -326,9 +337,8 @@ def test_a_run_directory_of_another_user_or_machine_is_not_submitted_again(store
 
 
 def test_a_store_of_a_newer_version_is_refused(url: str) -> None:
-    engine = open_database(url)
-    with engine.begin() as connection:
-        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+    with open_store(url)._database.transaction(writes=True) as transaction:
+        transaction.count("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(EnvironmentProblem, match="has version 9999, and this version of Trainworks knows"):
         open_store(url)
 
@@ -338,6 +348,8 @@ def test_a_store_of_a_newer_version_is_refused(url: str) -> None:
     [
         ("nonsense", "Could not parse"),
         ("sqlite:////nonexistent/folder/jobs.db", "unable to open database file"),
+        ("sqlite://", "is not the name of a file"),
+        ("sqlite:///jobs.db?timeout=5", "is not the name of a file"),
         ("oracle://me:geheim@db/jobs", "cannot open the job store"),
         ("postgresql+psycopg://me:geheim@127.0.0.1:1/jobs", "cannot open the job store"),
     ],
@@ -391,17 +403,17 @@ def test_a_store_knows_that_another_file_took_its_place(tmp_path: Path) -> None:
 def test_a_file_that_is_deleted_while_it_is_opened_is_not_taken_for_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_made_again: bool
 ) -> None:
-    url, bring = f"sqlite:///{tmp_path / 'jobs.db'}", database._bring_up_to_date
+    url, bring = f"sqlite:///{tmp_path / 'jobs.db'}", SqliteFile._bring_up_to_date
     open_store(url).close()
 
-    def deleted(engine: sa.Engine) -> None:
-        bring(engine)
-        monkeypatch.setattr(database, "_bring_up_to_date", bring)
+    def deleted(file: SqliteFile) -> None:
+        bring(file)
+        monkeypatch.setattr(SqliteFile, "_bring_up_to_date", bring)
         (tmp_path / "jobs.db").unlink()
         if is_made_again:
             open_store(url).close()
 
-    monkeypatch.setattr(database, "_bring_up_to_date", deleted)
+    monkeypatch.setattr(SqliteFile, "_bring_up_to_date", deleted)
     opened = open_store(url, keep_connection=True)
     add(open_store(url))
     assert [job.run_id for job in opened.search()] == ["demo-1"] and not opened.is_replaced()

@@ -17,7 +17,7 @@ from tests.serve.conftest import ADMIN, Server
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
-from trainworks.record.status import End
+from trainworks.record.exit_code import End
 from trainworks.report.jobs import list_document
 from trainworks.report.rendering.page import render_page
 

@@ -26,6 +26,7 @@ import psutil
 from trainworks.agent.log_metrics import LogReader, reading_of
 from trainworks.files import size_of
 from trainworks.host.clock import SystemClock
+from trainworks.host.process import has_children
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.events.training import FinishedEvent, MetricsSourceEvent
 from trainworks.record.metrics import LoggedSteps, Reading, append_metrics
@@ -116,7 +117,8 @@ class ScriptMetricsReader:
         if self._kinds and self._source not in self._outputs and (last or now >= self._files_at):
             self._files_at, self._files_every_s = now + self._files_every_s, min(2 * self._files_every_s, 60.0)
             with suppress(psutil.Error):
-                self._pids |= {one.pid for one in psutil.Process().children(recursive=True)}
+                children = psutil.Process().children(recursive=True) if has_children() else ()
+                self._pids |= {one.pid for one in children}
             self._files |= {path: TrackerFile(kind, path) for kind, path in self._found() if path not in self._files}
         found = [(file.kind, file.read()) for file in self._files.values()]
         found += [(name, output.read(last=last, whole=self._is_whole)) for name, output in self._outputs.items()]
@@ -182,8 +184,11 @@ def tracker_files(folder: Path, workdir: Path, pids: Collection[int]) -> Iterato
 
     MLflow's is the folder `metrics` of its run.
     """
-    yield from (("wandb", path) for path in folder.glob("wandb/*run-*/*.wandb") if not path.parent.is_symlink())
-    yield from (("mlflow", path) for path in folder.glob("mlruns/*/*/metrics"))
+    # most runs have neither folder, and to compile a pattern takes longer than to look for it
+    if (folder / "wandb").is_dir():
+        yield from (("wandb", path) for path in folder.glob("wandb/*run-*/*.wandb") if not path.parent.is_symlink())
+    if (folder / "mlruns").is_dir():
+        yield from (("mlflow", path) for path in folder.glob("mlruns/*/*/metrics"))
     folders, left = [str(workdir)] if pids else [], _MOST_ENTRIES
     for each in folders:
         try:

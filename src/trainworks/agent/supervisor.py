@@ -29,12 +29,18 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.host.forking import Spare
 from trainworks.jobs.state import TRANSITIONS, Cause, JobState, parse_state
-from trainworks.record.events.job import FailureEvent, FailureReason, NoticeEvent, StopRequestedEvent, SubmittedEvent
+from trainworks.record.events.job import (
+    FailureEvent,
+    FailureReason,
+    NoticeEvent,
+    StopRequestedEvent,
+    SubmittedEvent,
+)
 from trainworks.record.events.log import Event, of_kind, read_events, read_events_from
-from trainworks.record.exit_code import ExitCode, as_exit_code
+from trainworks.record.exit_code import End, ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.recover.decisions import Verdict, answer_notice, command_verdict
 from trainworks.recover.failures import first_failure, is_consequence, lacks_gpus, lost_agents
 from trainworks.recover.memory_checkpoints import forget_memory

@@ -20,10 +20,10 @@ from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.record.environment import HostFacts
 from trainworks.record.events.job import StopRequestedEvent, SubmittedEvent
 from trainworks.record.events.log import read_events
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import NEXT_TURN, RestartLimit, earlier_turns, may_restart
 
 _LOCK_WAIT_S = 60.0

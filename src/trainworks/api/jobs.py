@@ -9,14 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainworks.api.notices import Notify, warn
-from trainworks.backends.asking import Silence
-from trainworks.backends.backend import Backend
-from trainworks.backends.editing import edit_job, finish_interrupted_edit
-from trainworks.backends.kept_output import with_kept_output
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change
-from trainworks.backends.registry import backend_of_job, cluster_of_job, local_backend
-from trainworks.backends.remote import follow_all, hand_over_again, withdraw
 from trainworks.backends.store_place import is_there_a_store, store_folder, store_url
 from trainworks.backends.submission import check_waits
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnknownRunError, UsageError
@@ -33,6 +27,7 @@ from trainworks.record.runs_folder import find_run as find_run_dir
 from trainworks.recover.restarts import Life, lives_of
 
 if TYPE_CHECKING:
+    from trainworks.backends.backend import Backend
     from trainworks.config.run_file import RunFile
     from trainworks.record.resolved import KeptCode
 
@@ -123,6 +118,8 @@ class Job:
         if backend.name == _LOCAL:
             backend.stop(str(row.id), at_once=at_once)
         elif row.handle is None:
+            from trainworks.backends.remote import withdraw  # noqa: PLC0415, as in `_follow`
+
             withdraw(self._store, row, clock)
         else:
             backend.stop(row.handle, at_once=at_once or row.asked_to_end == "stop")
@@ -151,6 +148,8 @@ class Job:
 
     def edit(self, change: Callable[[RunFile], RunFile]) -> tuple[RunFile, RunFile]:
         """Change the run file of the waiting job, and return it before and after; see `editing.edit_job`."""
+        from trainworks.backends.editing import edit_job  # noqa: PLC0415, as in `_follow`
+
         backend, handle = self._changeable_backend(), self._handle()
         edited = edit_job(self._store, backend, self.row, handle, change, SystemClock())
         self.refresh()  # wakes the dispatcher, too
@@ -172,19 +171,18 @@ class Job:
         if backend.name == _LOCAL:
             backend.retry(backend.render(spec or self.row.spec, self.run_dir), self.run_dir, str(self.row.id))
         else:
+            from trainworks.backends.remote import hand_over_again  # noqa: PLC0415, as in `_follow`
+
             hand_over_again(self._store, backend, self.row, SystemClock(), spec)
 
     def _wait_for_backend(self) -> None:
         """Wait until the backend reports the end of a job whose run has ended."""
         clock = SystemClock()
         deadline = clock.now() + _BACKEND_DELAY_S
-        while (
-            not self.row.state.is_final
-            and parse_state(self.run_dir.read_status().state).is_final
-            and clock.now() < deadline
-        ):
+        has_ended = parse_state(self.run_dir.read_status().state).is_final
+        while has_ended and not self.row.state.is_final and clock.now() < deadline:
             clock.sleep(_POLL_S)
-            follow_all(self._store, clock, silence=_silence(), awaited=self.id)
+            _follow(self._store, awaited=self.id)
             self.row = self._store.get(self.row.id) or self.row
 
     def output(self, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
@@ -193,9 +191,11 @@ class Job:
         Raises:
             UsageError: the backend has not confirmed the job yet.
         """
+        from trainworks.backends.kept_output import with_kept_output  # noqa: PLC0415, as in `_follow`
+
         lines = self.backend().output(self._handle(f"trainworks logs -f {self.run_id}"), node=node, follow=follow)
         is_whole = node is None and self.row.state.is_final
-        return with_kept_output(lines, RunDir(Path(self.row.run_dir))) if is_whole else lines
+        return with_kept_output(lines, self.run_dir) if is_whole else lines
 
     def fetch(self) -> None:
         """Bring the record that the nodes of the job have written into the run directory, if they do not share files.
@@ -222,11 +222,13 @@ class Job:
         Raises:
             EnvironmentProblem: the run directory, which names the backend, is gone.
         """
+        from trainworks.backends.registry import backend_of_job, local_backend  # noqa: PLC0415, as in `_follow`
+
         if self.row.engine == _LOCAL:
             return local_backend(self._store)
         backend = backend_of_job(self.row, store=self._store)
         if backend is None:
-            missing = RunDir(Path(self.row.run_dir)).resolved_file
+            missing = self.run_dir.resolved_file
             raise EnvironmentProblem(f"cannot tell which backend runs job {self.row.id}: `{missing}` is missing")
         return backend
 
@@ -237,6 +239,8 @@ class Job:
     @property
     def usd_per_accelerator_hour(self) -> float | None:
         """Price in the run file, if it gives one."""
+        from trainworks.backends.registry import cluster_of_job  # noqa: PLC0415, as in `_follow`
+
         cluster = cluster_of_job(self.row)
         return cluster.usd_per_accelerator_hour if cluster else None
 
@@ -256,9 +260,14 @@ class Job:
         return row.handle or str(row.id)
 
 
-def _silence() -> Silence:
-    """Memory of the backends that did not answer a moment ago."""
-    return Silence(store_folder() / "silent", SystemClock())
+def _follow(store: JobStore, *, awaited: int | None = None) -> list[TrainworksError]:
+    """Poll the backends of jobs that are not of this machine's queue, with the memory of those that were silent."""
+    # a list of this machine's jobs does without backends, which take as long to import as all else that it needs
+    from trainworks.backends.asking import Silence  # noqa: PLC0415
+    from trainworks.backends.remote import follow_all  # noqa: PLC0415
+
+    clock = SystemClock()
+    return follow_all(store, clock, silence=Silence(store_folder() / "silent", clock), awaited=awaited)
 
 
 def refresh_jobs(store: JobStore, notify: Notify, *, awaited: int | None = None) -> None:
@@ -268,13 +277,12 @@ def refresh_jobs(store: JobStore, notify: Notify, *, awaited: int | None = None)
     `notify` receives the names of silent backends. The backend of the job of number `awaited` is asked, and waited for,
     in any case.
     """
-    if all(state.is_final for state in store.counts()):
-        return
-    live = [state for state in JobState if not state.is_final]
-    if store.search(states=live, engine=_LOCAL, uid=os.getuid(), host=this_host(), limit=1):
+    queues = store.live_queues(os.getuid())
+    if (_LOCAL, this_host()) in queues:
         wake()
-    for error in follow_all(store, SystemClock(), silence=_silence(), awaited=awaited):
-        notify(error.message)
+    if any(engine != _LOCAL for engine, _ in queues):
+        for error in _follow(store, awaited=awaited):
+            notify(error.message)
 
 
 def _store(notify: Notify) -> JobStore:
@@ -348,8 +356,7 @@ def find_job(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -
     if row is None:
         newest = ", ".join(f"{job.id} ({job.run_id})" for job in store.search(limit=5)) or "none"
         raise UnknownRunError(f"no job `{name}`", hint=f"the newest: {newest}")
-    finish_interrupted_edit(store, row)
-    return Job(store, row, notify)
+    return _job(store, row, notify)
 
 
 def _row(store: JobStore, run: str | RunDir) -> JobRow | None:
@@ -362,16 +369,20 @@ def _row(store: JobStore, run: str | RunDir) -> JobRow | None:
     return next(iter(store.search(name=run, uid=uid, limit=1) or store.search(name=run, limit=1)), None)
 
 
+def _job(store: JobStore, row: JobRow, notify: Notify) -> Job:
+    from trainworks.backends.editing import finish_interrupted_edit  # noqa: PLC0415, as in `_follow`
+
+    finish_interrupted_edit(store, row)
+    return Job(store, row, notify)
+
+
 def job_of_run(run: str | RunDir, *, notify: Notify = warn) -> Job | None:
     """The job of a run by its directory, id, number or name, without polling; None for a run started by `run`."""
     if not is_there_a_store():
         return None
     store = open_store(store_url())
     row = _row(store, run)
-    if row is None:
-        return None
-    finish_interrupted_edit(store, row)
-    return Job(store, row, notify)
+    return None if row is None else _job(store, row, notify)
 
 
 def describe(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -> tuple[Job, list[Attempt]]:
@@ -412,4 +423,4 @@ def refresh_remote_jobs(run_dir: RunDir) -> list[TrainworksError]:
     """Poll the backends of all remote jobs, and wait for that of a run; returns the errors of those that are silent."""
     store = open_store(store_url())
     row = _row(store, run_dir)
-    return follow_all(store, SystemClock(), silence=_silence(), awaited=row.id if row else None)
+    return _follow(store, awaited=row.id if row else None)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 from trainworks.agent.current_state import current_status
 from trainworks.api.notices import Notify, warn
-from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
 from trainworks.backends.registry import cluster_of, is_copied, shares_files
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnknownRunError, UsageError
 from trainworks.files import closing_handle, take_lock
@@ -201,10 +200,14 @@ class Run:
         state = self.state if job is None else job.state  # the queue may have ended a run that it could not write to
         if state.is_final or self.status.supervisor_pid is None:
             raise UsageError(f"run {self.id} is not running: {state}")
+        from trainworks.backends.local.attached import AttachedBackend  # noqa: PLC0415, as in `signal_stop`
+
         AttachedBackend(self.resolved).stop(str(self.path), at_once=at_once)
 
     def signal_stop(self, reason: str) -> bool:
         """Signal the supervisor of a run on this machine; False if no supervisor runs yet."""
+        from trainworks.backends.local.attached import stop_supervisor  # noqa: PLC0415, a look at a run does without
+
         return stop_supervisor(self.run_dir, reason)
 
     def output(self, *, node: int | None = None, follow: bool = False) -> Iterator[str]:

@@ -14,8 +14,9 @@ from trainworks.jobs.job_row import Attempt, JobChanges, JobRow, Placement
 from trainworks.jobs.state import Cause, JobState, attempt_state, parse_cause, parse_state
 from trainworks.record.events.job import StateEvent, SubmittedEvent
 from trainworks.record.events.log import Event, of_kind
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import restarts_counted
 
 _FORGOTTEN_S = 30.0

@@ -11,11 +11,10 @@ import shlex
 import stat
 from pathlib import Path
 
-import sqlalchemy as sa
-
 from trainworks.errors import NotOwnerError
 from trainworks.files import closing_handle
 from trainworks.host.users import ADMINISTRATORS, is_administrator, this_host, user_name
+from trainworks.jobs.database import sqlite_file
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.store import JobStore
 
@@ -75,14 +74,8 @@ def check_undrain(store: JobStore, node: str) -> None:
 
 def is_private(store_url: str) -> bool:
     """Whether this user alone can write a job store: a SQLite file, in a folder, without access for others."""
-    try:
-        url = sa.make_url(store_url)
-    except sa.exc.ArgumentError:  # opening it says why
-        return True
-    if url.get_backend_name() != "sqlite" or not url.database:
-        return False
-    file = Path(url.database)
-    return not any(_others_write(path) for path in (file, file.parent) if path.exists())
+    file = sqlite_file(store_url)
+    return file is not None and not any(_others_write(path) for path in (file, file.parent) if path.exists())
 
 
 def _others_write(path: Path) -> bool:

@@ -21,8 +21,9 @@ from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 
 if TYPE_CHECKING:
     from trainworks.record.resolved import ResolvedRun

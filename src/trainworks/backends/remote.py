@@ -47,8 +47,9 @@ from trainworks.jobs.state import Cause, JobState, parse_cause, parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import Event, of_kind, read_events
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 
 _LOG = logging.getLogger(__name__)
 

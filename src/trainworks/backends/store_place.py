@@ -13,6 +13,7 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.files import closing_handle
 from trainworks.host.folders import data_folder
 from trainworks.host.users import this_host
+from trainworks.jobs.database import sqlite_file
 
 
 def store_folder() -> Path:
@@ -33,21 +34,14 @@ def store_folder() -> Path:
 
 
 def store_url() -> str:
-    """`$TRAINWORKS_STORE`, else a SQLite file in that folder. A relative file is one of the current folder."""
-    return _absolute(os.environ.get("TRAINWORKS_STORE") or f"sqlite:///{store_folder() / 'jobs.db'}")
+    """`$TRAINWORKS_STORE`, else a SQLite file in that folder.
 
-
-def _absolute(given: str) -> str:
-    """The URL for processes with another current folder; a text that is not a URL stays as it is, to be refused."""
-    import sqlalchemy as sa  # noqa: PLC0415, not to see whether there is a store
-
-    try:
-        url = sa.make_url(given)
-    except sa.exc.ArgumentError:
-        return given
-    if url.get_backend_name() != "sqlite" or not url.database or url.database.startswith((":", "file:")):
-        return given
-    return url.set(database=str(Path(url.database).absolute())).render_as_string(hide_password=False)
+    A relative file is one of the current folder, in words for processes with another one. A text that is not a URL
+    stays as it is, to be refused.
+    """
+    given = os.environ.get("TRAINWORKS_STORE") or f"sqlite:///{store_folder() / 'jobs.db'}"
+    file = sqlite_file(given)
+    return given if file is None else f"sqlite:///{file.absolute()}"
 
 
 def is_there_a_store() -> bool:

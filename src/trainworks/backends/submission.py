@@ -14,9 +14,8 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import Dependency, JobSpec, parse_dependency
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End
 
 _held: dict[Path, int] = {}
 """Locks of this process, by file: a backend that needs the lock gets the one that its caller holds."""

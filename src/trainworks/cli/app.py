@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from trainworks import __version__
-from trainworks.cli.commands import ALIASES, COMMANDS, command_of
+from trainworks.cli.commands import ALIASES, COMMANDS, command_of, sparing_defaults
 from trainworks.errors import DiskFullError, TrainworksError, UsageError, problem_of_place, suggest
 from trainworks.report.rendering.printable import say
 
@@ -24,6 +24,9 @@ _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 
 class _LazyCommands(TyperGroup):
     """Knows every command's summary, and imports the one that is called."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return sparing_defaults(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = ALIASES.get(args[0], args[0]) if args else ""
@@ -50,10 +53,16 @@ def _imported(name: str) -> Any:
     command = typer.Typer(add_completion=False, rich_markup_mode=None)
     command.command(
         name=name,
+        cls=_Command,
         help=f"{COMMANDS[name]}\n\n{inspect.cleandoc(function.__doc__ or '')}",
         context_settings=function.__globals__.get("CONTEXT_SETTINGS"),
     )(function)
     return typer.main.get_command(command)
+
+
+class _Command(TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return sparing_defaults(super().get_params(ctx))
 
 
 app = typer.Typer(

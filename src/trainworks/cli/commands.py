@@ -1,8 +1,10 @@
-"""The commands: names, summaries, and where their modules are."""
+"""The commands: names, summaries, where their modules are, and options that are not given."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _COMMANDS = {
@@ -75,3 +77,20 @@ ALIASES = {"launch": "submit", "queue": "ps", "squeue": "ps", "cancel": "stop", 
 def command_of(name: str) -> Any:
     """The function of a command: `port_forward_command` for `port-forward`; imports its module."""
     return getattr(importlib.import_module(f"trainworks.cli.{_COMMANDS[name][0]}"), f"{name.replace('-', '_')}_command")
+
+
+def sparing_defaults(parameters: list[Any]) -> list[Any]:
+    """Options that keep their default as it is where they are not given.
+
+    Typer would check it as well, and import pydantic for that, which takes longer than all that `ps` does.
+    """
+    for one in parameters:
+        if not (one.required or one.multiple or one.nargs != 1 or isinstance(one.process_value, partial)):
+            one.process_value = partial(_processed, one, one.process_value)
+    return parameters
+
+
+def _processed(parameter: Any, process: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    if value is not None and not (type(value) in (bool, int) and value == parameter.default):
+        return process(context, value)
+    return parameter.callback(context, parameter, value) if parameter.callback else value

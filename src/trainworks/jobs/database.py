@@ -1,4 +1,8 @@
-"""The database behind the job store: how it is opened, brought up to date, and locked."""
+"""The database behind the job store: how it is opened, brought up to date, and locked.
+
+A SQLite file is asked directly, without SQLAlchemy: to import that takes longer than `trainworks ps` may. That
+makes the tables of a new file, and connects to a server. The store writes each statement once, in SQL that both know.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,16 @@ import os
 import shlex
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
-from sqlalchemy.pool import NullPool
+from typing import Any, final
 
 from trainworks.errors import DamagedStoreError, EnvironmentProblem
+from trainworks.jobs.migrations import VERSION, migrate
 
 _LOG = logging.getLogger(__name__)
 
-VERSION = "0005"
-"""Newest migration."""
-_MIGRATIONS = Path(__file__).parent / "migrations"
 _REBUILD = "make it anew from the run directories: trainworks jobs rebuild"
 _BUSY_S = 30.0
 """How long a writer waits for another one."""
@@ -33,47 +30,46 @@ _TURNS = 100
 _MODES_S = 5.0
 """How long a writer waits for the modes of the files beside the database."""
 _RETRY_S = 0.02
-_UPGRADE_LOCK = 7240915
-"""PostgreSQL's advisory lock of the process that migrates the store."""
+_SCHEMES = ("sqlite:///", "sqlite+pysqlite:///")
+NO_VALUES: Mapping[str, object] = {}
+Row = Mapping[str, Any]
 
 
-def open_database(url: str, *, keep_connection: bool = False) -> Engine:
-    """The engine of SQLAlchemy for a URL, with the tables that this version knows.
+class Transaction:
+    """Statements of one transaction, which `execute` sends; `columns` has the names of those of a result."""
 
-    With `keep_connection` it connects once, instead of for each use.
+    def __init__(self, execute: Callable[..., Any], columns: Callable[[Any], Iterable[str]]) -> None:
+        self._execute = execute
+        self._columns = columns
 
-    Raises:
-        EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
+    def rows(self, statement: str, values: Mapping[str, object] = NO_VALUES) -> list[Row]:
+        """The rows that a statement finds or returns, by column; `:name` in it stands for a value."""
+        found = self._execute(statement, values)
+        columns = list(self._columns(found))
+        return [dict(zip(columns, row, strict=True)) for row in found]
+
+    def count(self, statement: str, values: Mapping[str, object] = NO_VALUES) -> int:
+        """How many rows a statement has changed."""
+        return int(self._execute(statement, values).rowcount)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of a URL like `sqlite:////folder/jobs.db`; None of any other.
+
+    >>> sqlite_file("sqlite:////folder/jobs.db")
+    PosixPath('/folder/jobs.db')
+    >>> sqlite_file("postgresql+psycopg://host/jobs")
     """
-    try:
-        timeout = {"timeout": _BUSY_S} if url.startswith("sqlite") else {}
-        pool = {"pool_size": 1, "pool_pre_ping": not timeout} if keep_connection else {"poolclass": NullPool}
-        engine = sa.create_engine(url, connect_args=timeout, **pool)
-        if engine.dialect.name == "sqlite":
-            sa.event.listen(engine, "connect", _set_up_sqlite)
-            sa.event.listen(engine, "begin", _begin_sqlite)
-        before = file_identity(engine.url)
-        _bring_up_to_date(engine)
-        if before is not None and before != file_identity(engine.url):  # replaced meanwhile: a lost file is open
-            engine.dispose()
-            return open_database(url, keep_connection=keep_connection)
-    except (SQLAlchemyError, ImportError, ValueError) as error:
-        problem = f"cannot open the job store `{_strip_password(url)}`: {_first_line(error)}"
-        if _is_damage(error):
-            raise DamagedStoreError(problem, hint=_REBUILD) from None
-        raise EnvironmentProblem(problem, hint=_hint(url)) from None
-    return engine
+    name = next((url.removeprefix(scheme) for scheme in _SCHEMES if url.startswith(scheme)), "")
+    return None if not name or "?" in name or name.startswith((":", "file:")) else Path(name)
 
 
-def file_identity(url: sa.URL) -> tuple[int, int] | None:
-    """Device and inode of a store that is a file; None of any other, and of one that is not there."""
-    if url.get_backend_name() != "sqlite" or not url.database:
-        return None
-    try:
-        found = Path(url.database).stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
+def file_identity(file: Path | None) -> tuple[int, int] | None:
+    """Device and inode of the file of a store; None without one, and of one that is not there."""
+    with suppress(OSError):
+        if file is not None:
+            return (found := file.stat()).st_dev, found.st_ino
+    return None
 
 
 def set_aside(url: str) -> Path:
@@ -82,7 +78,7 @@ def set_aside(url: str) -> Path:
     Raises:
         EnvironmentProblem: it cannot be renamed.
     """
-    file = Path(sa.make_url(url).database or "")
+    file = sqlite_file(url) or Path()
     number = next(number for number in itertools.count(1) if not _aside(file, number).exists())
     try:
         for suffix in ("-wal", "-shm", ""):
@@ -100,28 +96,128 @@ def _aside(file: Path, number: int) -> Path:
 
 def _is_damage(error: BaseException) -> bool:
     """Whether SQLite could read the file, and found something else than a database."""
-    return type(error) is DatabaseError
+    return type(error) is sqlite3.DatabaseError
 
 
-def _hint(url: str) -> str:
-    if "://" not in url:
-        path = Path(url).expanduser().absolute()
-        file = path / "jobs.db" if path.is_dir() or not path.suffix else path
-        return f"write a URL: TRAINWORKS_STORE=sqlite:///{file}"
-    if url.startswith("sqlite"):
-        return "set TRAINWORKS_DATA to a folder where you can write, or TRAINWORKS_STORE=sqlite:////FOLDER/jobs.db"
-    return "write it like TRAINWORKS_STORE=postgresql+psycopg://USER@HOST/DATABASE, and see whether the server runs"
+@final
+class SqliteFile:
+    """A file of SQLite by its URL, with the tables that this version knows; any thread may use it.
+
+    Raises:
+        EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
+    """
+
+    def __init__(self, url: str, file: Path, *, keep_connection: bool) -> None:
+        self.url = url
+        self.file = file
+        self._keeps_connection = keep_connection
+        self._kept: list[sqlite3.Connection] = []
+        """At most one that no thread uses now."""
+        try:
+            while True:
+                before = file_identity(file)
+                self._bring_up_to_date()
+                if before in (None, file_identity(file)):
+                    break
+                self.close()  # replaced meanwhile: a lost file is open
+        except (sqlite3.Error, ValueError) as error:
+            problem = f"cannot open the job store `{url}`: {error}"
+            if _is_damage(error):
+                raise DamagedStoreError(problem, hint=_REBUILD) from None
+            hint = "set TRAINWORKS_DATA to a folder where you can write, or TRAINWORKS_STORE=sqlite:////FOLDER/jobs.db"
+            raise EnvironmentProblem(problem, hint=hint) from None
+
+    @contextmanager
+    def transaction(self, *, writes: bool = False) -> Iterator[Transaction]:
+        """A transaction; a file that does not answer is an EnvironmentProblem."""
+        try:
+            with self._transaction(writes=writes) as connection:
+                yield Transaction(connection.execute, lambda found: (column[0] for column in found.description))
+        except sqlite3.DatabaseError as error:
+            if _is_damage(error):
+                raise DamagedStoreError(f"the job store is damaged: {error}", hint=_REBUILD) from None
+            if not isinstance(error, sqlite3.OperationalError):
+                raise
+            logs = [Path(f"{self.file}{suffix}") for suffix in ("-wal", "-shm") if _is_read_only(error)]
+            closed = next((file for file in logs if file.exists() and not os.access(file, os.W_OK)), None)
+            files = [shlex.quote(str(file)) for file in (self.file, closed)]
+            hint = "its owner lets you write by: chmod --reference={} {}".format(*files) if closed else None
+            raise EnvironmentProblem(f"the job store does not answer: {error}", hint=hint) from None
+
+    def close(self) -> None:
+        """Close the connection, where one is kept."""
+        while self._kept:
+            self._kept.pop().close()
+
+    def _bring_up_to_date(self) -> None:
+        with self._transaction() as connection:
+            is_there = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone()
+            found = connection.execute("SELECT version_num FROM alembic_version").fetchone() if is_there else None
+        if found == (VERSION,):
+            return
+        import sqlalchemy as sa  # noqa: PLC0415, once in the life of a store
+
+        # what `_begun` has begun SQLAlchemy rolls back as it connects, and begins again here
+        engine = sa.create_engine("sqlite://", creator=lambda: self._begun(writes=True), poolclass=sa.NullPool)
+        sa.event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        try:
+            with engine.begin() as begun:
+                migrate(begun)
+        except sa.exc.DBAPIError as error:
+            raise error.orig or error from None
+
+    @contextmanager
+    def _transaction(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
+        connection = self._begun(writes=writes)
+        try:
+            yield connection
+            connection.commit()
+        except BaseException:
+            connection.close()  # which rolls back
+            raise
+        if self._keeps_connection and not self._kept:
+            self._kept.append(connection)
+        else:
+            connection.close()
+
+    def _begun(self, *, writes: bool) -> sqlite3.Connection:
+        """A connection with a transaction, that can write where this user may.
+
+        A writer takes its turn when it begins: one that first reads could find that another wrote meanwhile. SQLite
+        makes the files of its write-ahead log with the mode that the umask leaves, and gives them the database's a
+        moment later; after a kill in between, the owner's next connection does. Another user who connects meanwhile
+        reads only, for as long as the connection lasts: hence another one, for some seconds.
+        """
+        deadline = time.monotonic() + _MODES_S
+        while True:
+            try:
+                connection = self._kept.pop()
+            except IndexError:
+                connection = self._connect()
+            try:
+                connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+                return connection
+            except sqlite3.Error as error:
+                connection.close()
+                if time.monotonic() >= deadline or not _is_read_only(error) or not os.access(self.file, os.W_OK):
+                    raise
+            _LOG.debug("the connection to the job store is read-only yet: another in %g s", _RETRY_S)
+            time.sleep(_RETRY_S)  # noqa: TID251, as SQLite sleeps while another connection writes
+
+    def _connect(self) -> sqlite3.Connection:
+        # transactions begin where `_begun` says so, and a kept connection goes from thread to thread
+        connection = sqlite3.connect(self.file, timeout=_BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            for setting in ("synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"):
+                connection.execute(f"PRAGMA {setting}")
+            _write_ahead(connection)
+        except sqlite3.Error:
+            connection.close()
+            raise
+        return connection
 
 
-def _set_up_sqlite(connection: Any, record: object) -> None:
-    connection.isolation_level = None  # transactions begin where SQLAlchemy says so
-    busy = f"busy_timeout={int(_BUSY_S * 1000)}"
-    for setting in (busy, "synchronous=FULL", "foreign_keys=ON", "trusted_schema=OFF"):
-        connection.execute(f"PRAGMA {setting}")
-    _write_ahead(connection)
-
-
-def _write_ahead(connection: Any) -> None:
+def _write_ahead(connection: sqlite3.Connection) -> None:
     """Turn on the write-ahead log; SQLite does not wait by itself where several connections turn it on at once."""
     for _ in range(_TURNS):
         try:
@@ -135,103 +231,6 @@ def _write_ahead(connection: Any) -> None:
     connection.execute("PRAGMA journal_mode=WAL")
 
 
-def _begin_sqlite(connection: Connection) -> None:
-    """A writer takes its turn when it begins: one that first reads could find that another wrote meanwhile."""
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN")
-
-
-def _bring_up_to_date(engine: Engine) -> None:
-    with engine.connect() as connection:
-        if _version(connection) == VERSION:
-            return
-    with _transaction(engine.execution_options(writes=True)) as connection:
-        found = _version(connection)
-        if found is not None and found > VERSION:
-            raise EnvironmentProblem(
-                f"the job store has version {found}, and this version of Trainworks knows {VERSION}",
-                hint="take the newer Trainworks, or another TRAINWORKS_STORE",
-            )
-        if engine.dialect.name == "postgresql":  # one at a time; SQLite's BEGIN IMMEDIATE has seen to that
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})")
-        if _version(connection) != VERSION:
-            from alembic.operations import Operations  # noqa: PLC0415, once in the life of a store
-            from alembic.runtime.migration import MigrationContext  # noqa: PLC0415
-            from alembic.script import ScriptDirectory  # noqa: PLC0415
-
-            scripts = ScriptDirectory(str(_MIGRATIONS))
-            context = MigrationContext.configure(connection)
-            missing = list(scripts.walk_revisions(context.get_current_revision() or "base", "head"))
-            _LOG.info("migrating the job store from %s to %s", context.get_current_revision() or "nothing", VERSION)
-            with Operations.context(context):
-                for revision in reversed(missing):
-                    if revision.revision != context.get_current_revision():
-                        revision.module.upgrade()
-            context.stamp(scripts, "head")
-
-
-def _version(connection: Connection) -> str | None:
-    if not sa.inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-
-
-def _strip_password(url: str) -> str:
-    try:
-        return sa.make_url(url).render_as_string(hide_password=True)
-    except SQLAlchemyError:
-        return url.partition("@")[2] or url
-
-
-def _first_line(error: BaseException) -> str:
-    original = getattr(error, "orig", None) or error
-    return (str(original).splitlines() or [type(original).__name__])[0]
-
-
-@contextmanager
-def answering(engine: Engine) -> Iterator[Connection]:
-    """A transaction; a database that does not answer is an EnvironmentProblem."""
-    try:
-        with _transaction(engine) as connection:
-            yield connection
-    except DatabaseError as error:
-        if _is_damage(error):
-            raise DamagedStoreError(f"the job store is damaged: {_first_line(error)}", hint=_REBUILD) from None
-        if not isinstance(error, OperationalError):
-            raise
-        logs = [Path(f"{engine.url.database}{suffix}") for suffix in ("-wal", "-shm") if _is_read_only(error)]
-        closed = next((file for file in logs if file.exists() and not os.access(file, os.W_OK)), None)
-        files = [shlex.quote(str(file)) for file in (engine.url.database, closed)]
-        hint = "its owner lets you write by: chmod --reference={} {}".format(*files) if closed else None
-        raise EnvironmentProblem(f"the job store does not answer: {_first_line(error)}", hint=hint) from None
-
-
-@contextmanager
-def _transaction(engine: Engine) -> Iterator[Connection]:
-    """A transaction, on a connection that can write where this user may.
-
-    SQLite makes the files of its write-ahead log with the mode that the umask leaves, and gives them the database's a
-    moment later; after a kill in between, the owner's next connection does. Another user who connects meanwhile reads
-    only, for as long as the connection lasts: hence another one, for some seconds.
-    """
-    deadline = time.monotonic() + _MODES_S
-    with ExitStack() as stack:
-        while (connection := _begun(engine, stack, is_last=time.monotonic() >= deadline)) is None:
-            engine.dispose()
-            _LOG.debug("the connection to the job store is read-only yet: another in %g s", _RETRY_S)
-            time.sleep(_RETRY_S)  # noqa: TID251, as SQLite sleeps while another connection writes
-        yield connection
-
-
-def _begun(engine: Engine, stack: ExitStack, *, is_last: bool) -> Connection | None:
-    """A connection with a transaction; None if it cannot write and the next one may."""
-    try:
-        return stack.enter_context(engine.begin())
-    except OperationalError as error:
-        if is_last or not _is_read_only(error) or not os.access(engine.url.database or "", os.W_OK):
-            raise
-        return None
-
-
-def _is_read_only(error: OperationalError) -> bool:
+def _is_read_only(error: sqlite3.Error) -> bool:
     """Whether SQLite refuses to write; the low byte of its codes is the kind of an error."""
-    return getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypedDict
 
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
-from trainworks.record.status import End
+from trainworks.record.exit_code import End
 from trainworks.units import HOUR_S
 
 EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
@@ -233,9 +233,9 @@ def new_job_columns(spec: JobSpec, *, run_dir: str, owner: str, engine: str, sub
     }
 
 
-def job_of_row(row: Any) -> JobRow:
+def job_of_row(row: Mapping[str, Any]) -> JobRow:
     """The job of a row of the database."""
-    values = dict(row._mapping)
+    values = dict(row)
     del values["array"]  # the spec has it, and searches need the column
     values["end"] = _end_of_columns(values)
     spec = json.loads(values.pop("ticket"))
@@ -244,12 +244,13 @@ def job_of_row(row: Any) -> JobRow:
     node = NodeResources(**spec["node"] | {"alternatives": alternatives})
     values["spec"] = replace(JobSpec(**spec | lists), node=node)
     values["placement"] = placement_of(values["placement"])
+    values |= {name: bool(values[name]) for name in ("held", "reachable")}  # SQLite has numbers in their place
     return JobRow(**values)
 
 
-def attempt_of_row(row: Any) -> Attempt:
+def attempt_of_row(row: Mapping[str, Any]) -> Attempt:
     """The attempt of a row of the database."""
-    values = dict(row._mapping)
+    values = dict(row)
     values["end"] = _end_of_columns(values)
     values["placement"] = placement_of(values["placement"])
     return Attempt(**values)
@@ -273,21 +274,21 @@ def end_columns(end: End) -> dict[str, object]:
     }
 
 
-def billed_of_row(row: Any) -> BilledAttempt:
+def billed_of_row(row: Mapping[str, Any]) -> BilledAttempt:
     """What an attempt's row bills, joined with `owner`, `cluster` and `ticket` of its job."""
-    placement = json.loads(row.placement or "[]")
-    spec, billing = json.loads(row.ticket), billing_of(row.cluster)
+    placement = json.loads(row["placement"] or "[]")
+    spec, billing = json.loads(row["ticket"]), billing_of(row["cluster"])
     devices = sum(len(devices) for _, _, devices in placement)  # of this machine; clusters name nodes alone
     accelerators = devices or spec["node"]["accelerators"] * len(placement)
     cores = sum(cores for _, cores, _ in placement)
     billing = replace(billing, team=spec.get("team") or billing.team)
     return BilledAttempt(
-        job_id=row.job_id,
-        owner=row.owner,
+        job_id=row["job_id"],
+        owner=row["owner"],
         billing=billing,
-        number=row.number,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
+        number=row["number"],
+        started_at=row["started_at"],
+        ended_at=row["ended_at"],
         cores=cores,
         accelerators=accelerators,
         array=spec.get("array"),

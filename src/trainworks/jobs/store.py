@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
 
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
-
 from trainworks.errors import UsageError
 from trainworks.jobs import job_row
-from trainworks.jobs.database import answering, open_database
+from trainworks.jobs.database import SqliteFile, Transaction, sqlite_file
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
-from trainworks.jobs.stored_jobs import StoredJobs
-from trainworks.jobs.tables import attempts, changes, jobs, nodes
-from trainworks.record.status import End
+from trainworks.jobs.stored_jobs import StoredJobs, among
+from trainworks.record.exit_code import End
 
 _LOG = logging.getLogger(__name__)
 
 
 def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
-    """The store at a URL that SQLAlchemy reads; made, or brought up to date, if need be.
+    """The store at a URL, as SQLAlchemy writes one; made, or brought up to date, if need be.
 
     With `keep_connection` it stays connected until `close`, for one who asks often. A process that is forked off must
     not touch such a store, and not end in a way that lets Python clean up. Of SQLite's connections the last one that is
@@ -38,18 +33,16 @@ def open_store(url: str, *, keep_connection: bool = False) -> JobStore:
     Raises:
         EnvironmentProblem: it cannot be opened, or a newer version of Trainworks wrote it.
     """
-    return JobStore(open_database(url, keep_connection=keep_connection))
+    file = sqlite_file(url)
+    if file is not None:
+        return JobStore(SqliteFile(url, file, keep_connection=keep_connection))
+    from trainworks.jobs.server_database import ServerDatabase  # noqa: PLC0415, it imports SQLAlchemy
+
+    return JobStore(ServerDatabase(url, keep_connection=keep_connection))
 
 
 class JobStore(StoredJobs):
     """The job store, to read and to write."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self._writer = engine.execution_options(writes=True)
-
-    def _writing(self) -> AbstractContextManager[Connection]:
-        return answering(self._writer)
 
     def add(
         self,
@@ -76,21 +69,21 @@ class JobStore(StoredJobs):
         uid = os.getuid() if uid is None else uid
         row = job_row.new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
         row |= {"cluster": cluster, "uid": uid, "host": host}
-        with self._writing() as connection:
-            there = connection.execute(sa.select(jobs).where(jobs.c.run_dir == run_dir)).first()
-            if there is not None and parse_state(there.state).is_final and (there.uid, there.host) == (uid, host):
-                connection.execute(sa.delete(jobs).where(jobs.c.id == there.id))
+        with self._database.transaction(writes=True) as transaction:
+            rows = transaction.rows("SELECT * FROM jobs WHERE run_dir = :run_dir", {"run_dir": run_dir})
+            there = job_row.job_of_row(rows[0]) if rows else None
+            if there is not None and there.state.is_final and (there.uid, there.host) == (uid, host):
+                transaction.count("DELETE FROM jobs WHERE id = :id", {"id": there.id})
                 there = None
             if there is None:
-                row["version"] = _next_version(connection)
-                there = connection.execute(sa.insert(jobs).values(row).returning(jobs)).one()
+                there = _added(transaction, row)
         if (there.uid, there.host) != (uid, host):
             where = there.host or there.engine
             raise UsageError(
                 f"cannot submit `{run_dir}`: it is job {there.id} of {there.owner} on {where} already",
                 hint="submit from another folder, or with another `--runs`",
             )
-        return job_row.job_of_row(there)
+        return there
 
     def restore(
         self,
@@ -111,19 +104,16 @@ class JobStore(StoredJobs):
         end = end if parse_state(end.state).is_final else replace(end, at=None)
         row = job_row.new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=submitted_at)
         row |= job_row.to_columns(columns) | job_row.end_columns(end) | {"changed_at": now}
-        with self._writing() as connection:
-            row["version"] = _next_version(connection)
-            job = job_row.job_of_row(connection.execute(sa.insert(jobs).values(row).returning(jobs)).one())
+        with self._database.transaction(writes=True) as transaction:
+            job = _added(transaction, row)
             if job.attempt:
-                began = {"job_id": job.id, "number": job.attempt, "state": str(job.state), "started_at": now}
-                connection.execute(sa.insert(attempts).values(**began, placement=job_row.placement_text(job.placement)))
+                _begin_attempt(transaction, job, now)
 
     def remove(self, job_id: int) -> bool:
         """Delete a job that its engine never got; False if the engine has it, or it has started."""
-        known = (jobs.c.id == job_id) & jobs.c.handle.is_(None) & (jobs.c.attempt == 0)
-        known &= jobs.c.state == str(JobState.QUEUED)
-        with self._writing() as connection:
-            return connection.execute(sa.delete(jobs).where(known)).rowcount == 1
+        statement = "DELETE FROM jobs WHERE id = :id AND handle IS NULL AND attempt = 0 AND state = :state"
+        with self._database.transaction(writes=True) as transaction:
+            return transaction.count(statement, {"id": job_id, "state": str(JobState.QUEUED)}) == 1
 
     def move(
         self,
@@ -150,33 +140,31 @@ class JobStore(StoredJobs):
         )
         if state.is_final:
             values |= {"position": None, "starts_at": None, "reason": None, "detail": None}
-        with self._writing() as connection:
-            known = (jobs.c.id == job_id) & jobs.c.state.in_([str(one) for one in before])
-            if version is not None:
-                known &= jobs.c.version == version
-            values["version"] = _next_version(connection)
-            moved = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
+        with self._database.transaction(writes=True) as transaction:
+            moved = _changed(transaction, job_id, before, values, version=version)
             if moved is not None:
-                self._follow(connection, job_row.job_of_row(moved), ended_at)
+                self._follow(transaction, moved, ended_at)
         why = "" if moved is not None else "another process changed it first"
         _LOG.info("job %d %s %s: %s", job_id, "is" if moved is not None else "is not", state, why or changes)
         return moved is not None
 
-    def _follow(self, connection: Connection, job: job_row.JobRow, ended_at: float) -> None:
-        """The attempt's own row: it ends when its job gives up its nodes."""
-        began = attempts.c.started_at
-        ended = sa.case((began > ended_at, began), else_=ended_at) if job.state.is_final or job.state.waits else None
-        own = (attempts.c.job_id == job.id) & (attempts.c.number == job.attempt) & attempts.c.ended_at.is_(None)
+    def _follow(self, transaction: Transaction, job: job_row.JobRow, ended_at: float) -> None:
+        """The attempt's own row: it ends when its job gives up its nodes, and not before it began."""
+        own = {"job": job.id, "attempt": job.attempt}
+        found = "FROM attempts WHERE job_id = :job AND number = :attempt AND ended_at IS NULL"
+        began = next((row["started_at"] for row in transaction.rows(f"SELECT started_at {found}", own)), None)
+        if began is None:
+            return
         state = attempt_state(job.state, parse_cause(job.end.cause))
-        values = job_row.end_columns(replace(job.end, state=state)) | {"ended_at": ended}
-        connection.execute(sa.update(attempts).where(own).values(values))
+        ended = max(began, ended_at) if job.state.is_final or job.state.waits else None
+        values = job_row.end_columns(replace(job.end, state=state, at=ended))
+        transaction.count(_update("attempts", values, "job_id = :job AND number = :attempt"), values | own)
 
     def start(
         self, job: job_row.JobRow, placement: Sequence[job_row.Placement], *, now: float
     ) -> job_row.JobRow | None:
         """Give a job that waits its nodes, and begin its next attempt; None if it has changed since it was read."""
         placed = job_row.placement_text(placement)
-        known = (jobs.c.id == job.id) & (jobs.c.state == str(job.state)) & (jobs.c.version == job.version)
         values = {
             "attempt": job.attempt + 1,
             "placement": placed,
@@ -185,22 +173,13 @@ class JobStore(StoredJobs):
             **job_row.end_columns(End(JobState.STARTING)),
             **dict.fromkeys(("reason", "detail", "position", "starts_at", "asked_to_end", "asked_by")),
         }
-        with self._writing() as connection:
-            values["version"] = _next_version(connection)
-            started = connection.execute(sa.update(jobs).where(known).values(values).returning(jobs)).first()
+        with self._database.transaction(writes=True) as transaction:
+            started = _changed(transaction, job.id, [job.state], values, version=job.version)
             if started:
-                connection.execute(
-                    sa.insert(attempts).values(
-                        job_id=job.id,
-                        number=job.attempt + 1,
-                        state=str(JobState.STARTING),
-                        placement=placed,
-                        started_at=now,
-                    )
-                )
+                _begin_attempt(transaction, started, now)
         why = "" if started else "not started, another process changed it first"
         _LOG.info("job %d attempt %d: %s", job.id, job.attempt + 1, why or placed)
-        return job_row.job_of_row(started) if started else None
+        return started
 
     def change(
         self,
@@ -217,34 +196,26 @@ class JobStore(StoredJobs):
         wait, or has had more attempts than that. `end` tells how it came to the state that it is in.
         """
         only_waiting = waits_since_attempt is not None
-        live = [str(state) for state in JobState if (state.waits if only_waiting else not state.is_final)]
+        live = [state for state in JobState if (state.waits if only_waiting else not state.is_final)]
         values = job_row.to_columns(changes) | ({"changed_at": now} if now is not None else {})
         if end is not None:
             values |= {
                 name: value for name, value in job_row.end_columns(end).items() if name not in ("state", "ended_at")
             }
-        with self._writing() as connection:
-            known = (jobs.c.id == job_id) & jobs.c.state.in_(live)
-            known &= (jobs.c.attempt == waits_since_attempt) if only_waiting else sa.true()
-            values["version"] = _next_version(connection)
-            return connection.execute(sa.update(jobs).where(known).values(values)).rowcount == 1
+        with self._database.transaction(writes=True) as transaction:
+            return _changed(transaction, job_id, live, values, attempt=waits_since_attempt) is not None
 
     def explain(self, pending: Mapping[int, tuple[str, str, int | None, float | None]]) -> None:
         """Write down why jobs wait: reason, detail, position and estimated start of each."""
         if not pending:
             return
-        waits = sa.or_(*(jobs.c.state == str(state) for state in JobState if state.waits))
-        statement = (
-            sa.update(jobs)
-            .where((jobs.c.id == sa.bindparam("job")) & waits)
-            .values({name: sa.bindparam(f"new_{name}") for name in ("reason", "detail", "position", "starts_at")})
-        )
-        rows = [
-            {"job": job, "new_reason": reason, "new_detail": detail, "new_position": position, "new_starts_at": at}
-            for job, (reason, detail, position, at) in pending.items()
-        ]
-        with self._writing() as connection:
-            connection.execute(statement, rows)
+        waits: dict[str, object] = {}
+        of_one = among("state", [str(state) for state in JobState if state.waits], waits)
+        columns = ("reason", "detail", "position", "starts_at")
+        statement = _update("jobs", columns, f"id = :id AND {of_one}")
+        with self._database.transaction(writes=True) as transaction:
+            for job, why in pending.items():
+                transaction.count(statement, dict(zip(columns, why, strict=True)) | waits | {"id": job})
 
     def write_attempts(self, job_id: int, rows: Sequence[job_row.Attempt]) -> None:
         """Replace every attempt of a job."""
@@ -256,25 +227,68 @@ class JobStore(StoredJobs):
             | {"placement": job_row.placement_text(row.placement)}
             for row in rows
         ]
-        with self._writing() as connection:
-            connection.execute(sa.delete(attempts).where(attempts.c.job_id == job_id))
-            if values:
-                connection.execute(sa.insert(attempts), values)
+        with self._database.transaction(writes=True) as transaction:
+            transaction.count("DELETE FROM attempts WHERE job_id = :job", {"job": job_id})
+            for row in values:
+                transaction.count(insertion("attempts", row), row)
 
     def drain(self, node: str, reason: str, *, now: float, uid: int | None = None) -> None:
         """Give a node no more jobs; a new reason replaces the old one."""
-        with self._writing() as connection:
-            connection.execute(sa.delete(nodes).where(nodes.c.name == node))
-            connection.execute(sa.insert(nodes).values(name=node, reason=reason, drained_at=now, uid=uid))
+        with self._database.transaction(writes=True) as transaction:
+            row = {"name": node, "reason": reason, "drained_at": now, "uid": uid}
+            transaction.count("DELETE FROM nodes WHERE name = :name", {"name": node})
+            transaction.count(insertion("nodes", row), row)
 
     def undrain(self, node: str) -> bool:
         """Give a node jobs again; False if it was not drained."""
-        with self._writing() as connection:
-            return connection.execute(sa.delete(nodes).where(nodes.c.name == node)).rowcount == 1
+        with self._database.transaction(writes=True) as transaction:
+            return transaction.count("DELETE FROM nodes WHERE name = :name", {"name": node}) == 1
 
 
-def _next_version(connection: Connection) -> int:
-    number: int = connection.execute(
-        sa.update(changes).values(number=changes.c.number + 1).returning(changes.c.number)
-    ).scalar_one()
-    return number
+def _next_version(transaction: Transaction) -> int:
+    """Number of the next change of a job.
+
+    A writer takes it and keeps others from writing until it is done, so that numbers become visible in their order.
+    """
+    return int(transaction.rows("UPDATE changes SET number = number + 1 RETURNING number")[0]["number"])
+
+
+def _added(transaction: Transaction, row: dict[str, object]) -> job_row.JobRow:
+    row["version"] = _next_version(transaction)
+    return job_row.job_of_row(transaction.rows(insertion("jobs", row) + " RETURNING *", row)[0])
+
+
+def _changed(
+    transaction: Transaction,
+    job_id: int,
+    states: Sequence[JobState],
+    columns: Mapping[str, object],
+    *,
+    version: int | None = None,
+    attempt: int | None = None,
+) -> job_row.JobRow | None:
+    """The job of that number, after new values of columns; None if it has another state, version or attempt."""
+    values = {**columns, "version": _next_version(transaction)}
+    known: dict[str, object] = {"id": job_id, "seen": version, "since": attempt}
+    where = f"id = :id AND {among('state', map(str, states), known)}"
+    where += " AND version = :seen" if version is not None else ""
+    where += " AND attempt = :since" if attempt is not None else ""
+    rows = transaction.rows(_update("jobs", values, where) + " RETURNING *", values | known)
+    return job_row.job_of_row(rows[0]) if rows else None
+
+
+def _begin_attempt(transaction: Transaction, job: job_row.JobRow, now: float) -> None:
+    row = {"job_id": job.id, "number": job.attempt, "state": str(job.state), "started_at": now}
+    row["placement"] = job_row.placement_text(job.placement)
+    transaction.count(insertion("attempts", row), row)
+
+
+def _update(table: str, columns: Collection[str], where: str) -> str:
+    """A statement; the names in it are of this program alone, and each value is bound."""
+    return " ".join(["UPDATE", table, "SET", ", ".join(f'"{name}" = :{name}' for name in columns), "WHERE", where])
+
+
+def insertion(table: str, names: Collection[str]) -> str:
+    """A statement that adds a row; see `_update`."""
+    columns, values = ", ".join(f'"{name}"' for name in names), ", ".join(f":{name}" for name in names)
+    return " ".join(["INSERT INTO", table, f"({columns}) VALUES ({values})"])

@@ -2,63 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
-from sqlalchemy.engine import Connection, Engine
-
-from trainworks.jobs.database import answering, file_identity
+from trainworks.jobs.database import NO_VALUES, Row, SqliteFile, file_identity
 from trainworks.jobs.job_row import Attempt, BilledAttempt, JobRow, attempt_of_row, billed_of_row, job_of_row
 from trainworks.jobs.state import JobState, parse_state
-from trainworks.jobs.tables import attempts, changes, jobs, nodes
+
+if TYPE_CHECKING:
+    from trainworks.jobs.server_database import ServerDatabase
+
+_SEARCHED = ("run_id", "owner", "engine", "reason", "detail", "cause")
+"""Columns in which `search` looks for a text."""
 
 
 class StoredJobs:
     """Jobs, attempts and drained nodes, as any process may read them."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._file = file_identity(engine.url)
+    def __init__(self, database: SqliteFile | ServerDatabase) -> None:
+        self._database = database
+        self._identity = file_identity(database.file)
 
     @property
     def url(self) -> str:
         """What `open_store` was given, password and all."""
-        return self._engine.url.render_as_string(hide_password=False)
+        return self._database.url
 
     def is_replaced(self) -> bool:
         """Whether another file has its name now: no other process reads what is written to this store."""
-        now = file_identity(self._engine.url)
-        return now is not None and now != self._file
+        now = file_identity(self._database.file)
+        return now is not None and now != self._identity
 
     def close(self) -> None:
         """Close the connection, where one is kept."""
-        self._engine.dispose()
+        self._database.close()
 
-    def _reading(self) -> AbstractContextManager[Connection]:
-        return answering(self._engine)
+    def _rows(self, query: str, values: Mapping[str, object] = NO_VALUES) -> list[Row]:
+        with self._database.transaction() as transaction:
+            return transaction.rows(query, values)
 
     def run_dirs(self) -> set[str]:
         """Run directories of all jobs."""
-        with self._reading() as connection:
-            return set(connection.execute(sa.select(jobs.c.run_dir)).scalars())
+        return {row["run_dir"] for row in self._rows("SELECT run_dir FROM jobs")}
 
     def get(self, job_id: int) -> JobRow | None:
         """The job of that number."""
-        with self._reading() as connection:
-            row = connection.execute(sa.select(jobs).where(jobs.c.id == job_id)).first()
-        return job_of_row(row) if row else None
+        rows = self._rows("SELECT * FROM jobs WHERE id = :id", {"id": job_id})
+        return job_of_row(rows[0]) if rows else None
 
     def find(self, wanted: str, *, uid: int | None = None) -> JobRow | None:
         """The job of that number, run or run directory; of several runs of one name the newest, that user's first."""
-        known = jobs.c.run_id == wanted
-        if wanted.isdecimal() and len(wanted) < 10:
-            known |= jobs.c.id == int(wanted)
-        known |= jobs.c.run_dir == wanted
-        with self._reading() as connection:
-            theirs = sa.case((jobs.c.uid == uid, 0), else_=1)
-            row = connection.execute(sa.select(jobs).where(known).order_by(theirs, jobs.c.id.desc()).limit(1)).first()
-        return job_of_row(row) if row else None
+        number = int(wanted) if wanted.isdecimal() and len(wanted) < 10 else None
+        query = (
+            "SELECT * FROM jobs WHERE run_id = :wanted OR run_dir = :wanted OR id = :number"
+            " ORDER BY CASE WHEN uid = :uid THEN 0 ELSE 1 END, id DESC LIMIT 1"
+        )
+        rows = self._rows(query, {"wanted": wanted, "number": number, "uid": uid})
+        return job_of_row(rows[0]) if rows else None
 
     def search(
         self,
@@ -81,91 +82,111 @@ class StoredJobs:
         smaller than `before`, to page on from the last one. `one_per_array` leaves of each array only the newest of
         these jobs.
         """
-        query = sa.select(jobs).order_by(jobs.c.id.desc())
-        if states is not None:
-            query = query.where(jobs.c.state.in_([str(state) for state in states]))
+        values: dict[str, object] = {}
         wanted = {"engine": engine, "owner": owner, "uid": uid, "host": host, "name": name, "array": array}
-        for column, value in wanted.items():
-            query = query.where(jobs.c[column] == value) if value is not None else query
-        query = query.where(jobs.c.id < before) if before is not None else query
+        where = conditions(wanted, values)
+        if states is not None:
+            where.append(among("state", map(str, states), values))
+        if before is not None:
+            where.append("id < :before")
+            values["before"] = before
         if text:
-            columns = (jobs.c[column] for column in ("run_id", "owner", "engine", "reason", "detail", "cause"))
-            query = query.where(sa.or_(*(column.icontains(text, autoescape=True) for column in columns)))
+            matches = (f"lower({column}) LIKE lower(CAST(:text AS TEXT)) ESCAPE '/'" for column in _SEARCHED)
+            where.append(f"({' OR '.join(matches)})")
+            values["text"] = "%" + re.sub("([/%_])", r"/\1", text) + "%"
         if one_per_array:
-            found = query.order_by(None).where(jobs.c.array.is_not(None)).subquery()
-            newest = sa.select(sa.func.max(found.c.id)).group_by(found.c.array)
-            query = query.where(jobs.c.array.is_(None) | jobs.c.id.in_(newest))
-        with self._reading() as connection:
-            return [job_of_row(row) for row in connection.execute(query.limit(limit))]
+            newest = _statement("SELECT max(id) FROM jobs", [*where, '"array" IS NOT NULL'], 'GROUP BY "array"')
+            where.append(f'("array" IS NULL OR id IN ({newest}))')
+        query = _statement("SELECT * FROM jobs", where, "ORDER BY id DESC")
+        if limit is not None:
+            query += " LIMIT :limit"
+            values["limit"] = limit
+        return [job_of_row(row) for row in self._rows(query, values)]
 
     def array_states(self, arrays: Iterable[str]) -> dict[str, dict[JobState, int]]:
         """Jobs of each array by state."""
-        columns = (jobs.c.array, jobs.c.state, sa.func.count())
-        query = sa.select(*columns).where(jobs.c.array.in_(list(arrays))).group_by(jobs.c.array, jobs.c.state)
+        values: dict[str, object] = {}
+        columns = 'SELECT "array", state, count(*) AS number FROM jobs'
+        query = _statement(columns, [among("array", arrays, values)], 'GROUP BY "array", state')
         counts: dict[str, dict[JobState, int]] = {}
-        with self._reading() as connection:
-            for array, state, count in connection.execute(query):
-                counts.setdefault(array, {})[parse_state(state)] = count
+        for row in self._rows(query, values):
+            counts.setdefault(row["array"], {})[parse_state(row["state"])] = row["number"]
         return counts
 
     def version(self) -> int:
         """Number of the newest change of a job."""
-        with self._reading() as connection:
-            return int(connection.execute(sa.select(changes.c.number)).scalar_one())
+        return int(self._rows("SELECT number FROM changes")[0]["number"])
 
     def changed(
         self, after: int, *, engine: str | None = None, uid: int | None = None, host: str | None = None
     ) -> Sequence[JobRow]:
         """Jobs that were changed after that version, in the order of their changes; all, or only those named."""
-        query = sa.select(jobs).where(jobs.c.version > after).order_by(jobs.c.version)
-        for column, value in (("engine", engine), ("uid", uid), ("host", host)):
-            query = query.where(jobs.c[column] == value) if value is not None else query
-        with self._reading() as connection:
-            return [job_of_row(row) for row in connection.execute(query)]
+        values: dict[str, object] = {"after": after}
+        where = ["version > :after", *conditions({"engine": engine, "uid": uid, "host": host}, values)]
+        rows = self._rows(_statement("SELECT * FROM jobs", where, "ORDER BY version"), values)
+        return [job_of_row(row) for row in rows]
+
+    def live_queues(self, uid: int) -> set[tuple[str, str | None]]:
+        """Engine and machine of each unfinished job of a user; no machine where another engine starts them."""
+        values: dict[str, object] = {"uid": uid}
+        where = ["uid = :uid", among("state", [str(one) for one in JobState if not one.is_final], values)]
+        rows = self._rows(_statement("SELECT DISTINCT engine, host FROM jobs", where), values)
+        return {(row["engine"], row["host"]) for row in rows}
 
     def counts(self) -> dict[JobState, int]:
         """Jobs by state."""
-        query = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state)
-        with self._reading() as connection:
-            return {parse_state(state): count for state, count in connection.execute(query)}
+        rows = self._rows("SELECT state, count(*) AS number FROM jobs GROUP BY state")
+        return {parse_state(row["state"]): row["number"] for row in rows}
 
     def attempts(self, job_id: int | None = None) -> list[Attempt]:
         """Every attempt of a job, in order; of all jobs when None."""
-        query = sa.select(attempts).order_by(attempts.c.job_id, attempts.c.number)
-        query = query if job_id is None else query.where(attempts.c.job_id == job_id)
-        with self._reading() as connection:
-            return [attempt_of_row(row) for row in connection.execute(query)]
+        values: dict[str, object] = {}
+        where = conditions({"job_id": job_id}, values)
+        rows = self._rows(_statement("SELECT * FROM attempts", where, "ORDER BY job_id, number"), values)
+        return [attempt_of_row(row) for row in rows]
 
     def billed_attempts(
         self, job_ids: Sequence[int] | None = None, *, arrays: Iterable[str] = ()
     ) -> list[BilledAttempt]:
         """What every attempt of these jobs and arrays held, or of all jobs; of thousands in a fraction of a second."""
+        values: dict[str, object] = {}
         if job_ids is None:
-            return self._billed(sa.true())
-        return self._billed(attempts.c.job_id.in_(job_ids) | jobs.c.array.in_(list(arrays)))
+            return self._billed([], values)
+        return self._billed([f"({among('job_id', job_ids, values)} OR {among('array', arrays, values)})"], values)
 
     def held_since(self, since: float, *, uid: int, host: str) -> list[BilledAttempt]:
         """What those attempts of a user's jobs held on a machine that had not ended at a time."""
-        own = (jobs.c.engine == "local") & (jobs.c.uid == uid) & (jobs.c.host == host)
-        return self._billed(own & (attempts.c.ended_at.is_(None) | (attempts.c.ended_at > since)))
+        values: dict[str, object] = {"since": since}
+        own = conditions({"engine": "local", "uid": uid, "host": host}, values)
+        return self._billed([*own, "(attempts.ended_at IS NULL OR attempts.ended_at > :since)"], values)
 
-    def _billed(self, condition: sa.ColumnElement[bool]) -> list[BilledAttempt]:
-        of_attempt = (
-            attempts.c.job_id,
-            attempts.c.number,
-            attempts.c.placement,
-            attempts.c.started_at,
-            attempts.c.ended_at,
+    def _billed(self, where: Sequence[str], values: Mapping[str, object]) -> list[BilledAttempt]:
+        query = _statement(
+            "SELECT owner, cluster, ticket, job_id, number, attempts.placement, attempts.started_at, attempts.ended_at"
+            " FROM attempts JOIN jobs ON jobs.id = job_id",
+            where,
         )
-        query = sa.select(jobs.c.owner, jobs.c.cluster, jobs.c.ticket, *of_attempt).join_from(attempts, jobs)
-        with self._reading() as connection:
-            return [billed_of_row(row) for row in connection.execute(query.where(condition))]
-
-    def drained(self) -> dict[str, str]:
-        """Drained nodes, and why."""
-        return {name: reason for name, (reason, _) in self.drains().items()}
+        rows = self._rows(query, values)
+        return [billed_of_row(row) for row in rows]
 
     def drains(self) -> dict[str, tuple[str, int | None]]:
         """Drained nodes: why, and the user who drained them."""
-        with self._reading() as connection:
-            return {row.name: (row.reason, row.uid) for row in connection.execute(sa.select(nodes))}
+        return {row["name"]: (row["reason"], row["uid"]) for row in self._rows("SELECT * FROM nodes")}
+
+
+def _statement(verb: str, where: Sequence[str], end: str = "") -> str:
+    return " ".join([verb, f"WHERE {' AND '.join(where)}" if where else "", end])
+
+
+def conditions(wanted: Mapping[str, object], values: dict[str, object]) -> list[str]:
+    """The conditions that columns have the values that are not None, which it adds to `values`."""
+    given = {column: value for column, value in wanted.items() if value is not None}
+    values |= given
+    return [f'"{column}" = :{column}' for column in given]
+
+
+def among(column: str, wanted: Iterable[object], values: dict[str, object]) -> str:
+    """The condition that a column has one of several values, which it adds to `values`."""
+    given = {f"{column}_{number}": value for number, value in enumerate(wanted)}
+    values |= given
+    return f'"{column}" IN ({", ".join(f":{name}" for name in given)})' if given else "1 = 0"

@@ -18,7 +18,7 @@ from trainworks.jobs.state import JobState, parse_cause
 from trainworks.observe.following import check_library, hide_secrets
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import Event
-from trainworks.record.status import End
+from trainworks.record.exit_code import End
 from trainworks.units import HOUR_S, format_duration, format_usd
 
 _LONGEST_BODY = 1500

@@ -24,8 +24,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import fsync_folder, naming_full_disk, size_of, write_atomic
 from trainworks.record.events.log import Event, append_event
@@ -324,7 +322,7 @@ class RunDir:
 
         try:
             return RunStatus.model_validate_json(self.status_file.read_bytes())
-        except (FileNotFoundError, ValidationError):
+        except (FileNotFoundError, ValueError):
             return RunStatus(state="CREATED")
 
     def note_loss(self, supervisor_pid: int) -> None:
@@ -351,7 +349,7 @@ class RunDir:
 
         try:
             return NodeUsage.model_validate_json(self.usage_file(node).read_bytes())
-        except (OSError, ValidationError):
+        except (OSError, ValueError):
             return None
 
     def write_node_environment(self, node: int, environment: NodeEnvironment) -> None:
@@ -380,7 +378,7 @@ class RunDir:
 
         try:
             return DevServer.model_validate_json(self.dev_server_file.read_bytes())
-        except (OSError, ValidationError):
+        except (OSError, ValueError):
             return None
 
     def write_dev_use(self, use: DevUse) -> None:
@@ -393,7 +391,7 @@ class RunDir:
 
         try:
             return DevUse.model_validate_json(self.dev_use_file.read_bytes())
-        except (OSError, ValidationError):
+        except (OSError, ValueError):
             return DevUse()
 
     def forget_dev(self) -> None:
@@ -408,6 +406,8 @@ def checkpoint_name(step: int) -> str:
 
 
 def _read_resolved(file: Path) -> ResolvedRun:
+    from pydantic import ValidationError  # noqa: PLC0415, as in `_parsed`
+
     found = file.stat()
     try:
         return _parsed(file, found.st_ino, found.st_mtime_ns)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from trainworks.report.rendering.document import Document, Fact, Facts, Section, Table, Text, left, right
-from trainworks.report.rendering.plots import Bar, Bars, Segment
+from trainworks.report.rendering.document import Document, Fact, Facts, Plot, Section, Table, Text, left, right
 from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.results import Result
 from trainworks.units import format_count, format_usd
@@ -93,8 +92,10 @@ def document(usage: Usage) -> Document:
     )
 
 
-def _bars(held: Sequence[HeldTime], *, uses_accelerators: bool) -> Bars:
+def _bars(held: Sequence[HeldTime], *, uses_accelerators: bool) -> Plot:
     """Hours by month, stacked by owner: of accelerators, or of cores where no job has any."""
+    from trainworks.report.rendering.plots import Bar, Bars, Segment  # noqa: PLC0415, a sum of hours does without
+
     by_owner = {each.owner: 0.0 for each in held}
     for each in held:
         by_owner[each.owner] += _hours(each, uses_accelerators)

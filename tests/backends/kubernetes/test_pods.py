@@ -9,7 +9,7 @@ import pytest
 
 from trainworks.backends.kubernetes.pod import pod_of, write_termination_message
 from trainworks.errors import EnvironmentProblem
-from trainworks.record.status import End
+from trainworks.record.exit_code import End
 
 ENV = {
     "JOB_COMPLETION_INDEX": "1",

@@ -20,7 +20,8 @@ from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events.log import Event
-from trainworks.record.status import End, RunStatus
+from trainworks.record.exit_code import End
+from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import earlier_turns
 
 ONE_CORE = NodeResources(cores=1.0)

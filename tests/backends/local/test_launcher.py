@@ -18,8 +18,9 @@ from trainworks.host.users import this_host
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import open_store
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 
 PLACEMENT = (Placement("vm", 2.0, (0, 1)),)
 

@@ -14,7 +14,6 @@ from trainworks.config.source import Source
 from trainworks.errors import LayoutError, UsageError
 from trainworks.host.network import Machines
 from trainworks.host.probe import command_host, package_versions, probe_host
-from trainworks.measure.model_config import check_support_early
 from trainworks.measure.planning import AS_USUAL, Planning
 from trainworks.measure.ranks_environment import OWN_INTERPRETER, RanksInterpreter, ranks_interpreter
 from trainworks.plan.run.processes import (
@@ -23,7 +22,6 @@ from trainworks.plan.run.processes import (
     choose_workload_processes,
     requested_host,
 )
-from trainworks.plan.run.trainable import check_precision, default_precision
 from trainworks.record.environment import HostFacts
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
@@ -80,6 +78,8 @@ def resolve(
         if workload is None or probed.is_planned_later:
             planning.refuse_tuning()
             if workload is not None:
+                from trainworks.measure.model_config import check_support_early  # noqa: PLC0415 - it imports numpy
+
                 check_support_early(workload, resolved.run_file.layout, package_versions())
             return resolved
         from trainworks.api.launching.workload_plan import ReadyWorkload, plan_workload  # noqa: PLC0415 - imports the planner
@@ -174,6 +174,8 @@ def _with_precision(run_file: RunFile, source: Source | None, host: HostFacts, d
     workload = run_file.workload
     if workload is None:
         return run_file
+    from trainworks.plan.run.trainable import check_precision, default_precision  # noqa: PLC0415 - it imports numpy
+
     if "precision" in workload.model_fields_set:
         check_precision(workload.precision, host, source)
         return run_file

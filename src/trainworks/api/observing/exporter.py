@@ -143,7 +143,7 @@ class _StoreQueue:
         if store is None:
             return ()
         live = [cluster_job(row) for row in store.search(states=_LIVE)]
-        return queue_samples(store.counts(), live, drained_nodes=len(store.drained()))
+        return queue_samples(store.counts(), live, drained_nodes=len(store.drains()))
 
     def _open(self) -> JobStore | None:
         if self._store is not None and self._store.is_replaced():

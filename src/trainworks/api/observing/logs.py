@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from trainworks.api.inputs import argument
 from trainworks.api.run_handle import Run, RunDir, as_run
 from trainworks.errors import ArgumentError, QuantityError, UnknownRunError, UsageError, suggest
 from trainworks.files import closing_handle
@@ -146,9 +145,8 @@ def _parse_since(text: str | None) -> float:
     try:
         return time.time() - parse_duration(text)
     except QuantityError:
-        with argument("since"):
-            hint = "write it like `10m`, or like `2026-11-23 19:40:00`"
-            raise UsageError(f"`{text}` is neither a duration nor a time", hint=hint) from None
+        hint = "write it like `10m`, or like `2026-11-23 19:40:00`"
+        raise ArgumentError(f"`{text}` is neither a duration nor a time", argument="since", hint=hint) from None
 
 
 def log_names(run_dir: RunDir) -> list[str]:

@@ -36,10 +36,10 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import of_kind, read_events
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.recover.decisions import lost_since_ranks_met
 from trainworks.recover.failures import first_failure
 

@@ -17,8 +17,8 @@ from trainworks.agent.remote_agent import TOKEN_FILE, greeting_of
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import Clock
+from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End
 from trainworks.units import format_bytes
 
 _LARGEST_BYTES = 1 << 20

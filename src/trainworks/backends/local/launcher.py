@@ -26,10 +26,12 @@ from trainworks.host.forking import Order, Spare
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import JobState, parse_state
+from trainworks.record.dev_environment import DevUse
 from trainworks.record.events.log import Event, read_events
+from trainworks.record.exit_code import End
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import earlier_turns, record_waits
 
 
@@ -85,6 +87,7 @@ class Launcher:
         self._spare: Spare | None = None
         self._ours: set[str] = set()
         self._claims: dict[int, int] = {}
+        DevUse.model_rebuild()  # here once, and not by the supervisor of every job in its copy of this process
 
     def prepare(self) -> Spare:
         """Return a copy of this process for the next job, forking one if none waits."""

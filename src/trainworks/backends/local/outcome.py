@@ -8,8 +8,8 @@ from dataclasses import replace
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.record.events.log import Event
-from trainworks.record.exit_code import ExitCode
-from trainworks.record.status import End, RunStatus
+from trainworks.record.exit_code import End, ExitCode
+from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import NEXT_TURN, RestartLimit, may_restart
 
 _MAX_LAUNCHES = 5

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from trainworks.backends.store_place import dispatcher_log, knock, starting_lock, store_url
 from trainworks.files import closing_handle, take_lock
-from trainworks.host import process
 from trainworks.host.clock import SystemClock
 
 _PATIENCE_S = 1.0
@@ -24,6 +23,8 @@ def wake(url: str | None = None, module: str = "trainworks.backends.local.dispat
     gives_up_at = clock.now() + _PATIENCE_S
     while not knock(url):
         if (starting := take_lock(starting_lock(url))) is not None:
+            from trainworks.host import process  # noqa: PLC0415, where a dispatcher runs, a knock is enough
+
             with closing_handle(starting):  # the dispatcher has its own copy, until it listens
                 process.detach(
                     process.python_module(module, str(starting)),

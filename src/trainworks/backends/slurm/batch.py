@@ -33,9 +33,9 @@ from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import of_kind, read_events
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import record_waits
 
 _MEMORY_OF_THE_JOB = ("SLURM_MEM_PER_CPU", "SLURM_MEM_PER_GPU", "SLURM_MEM_PER_NODE")

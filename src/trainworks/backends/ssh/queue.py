@@ -46,10 +46,10 @@ from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.environment import HostFacts
 from trainworks.record.events.log import read_events
-from trainworks.record.exit_code import ExitCode
+from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.recover.restarts import earlier_turns
 
 _RETRY_S = 2.0

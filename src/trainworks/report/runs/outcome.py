@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from trainworks.errors import RunFailedError
 from trainworks.jobs.state import JobState
-from trainworks.plan.run.remedies import piece_of
 from trainworks.record.events.job import RestartRefusedEvent
 from trainworks.record.events.log import Event, of_kind, read_events
 from trainworks.record.manifest import complete_checkpoints, damaged_checkpoints
@@ -113,6 +112,8 @@ def _piece(num_bytes: int | None, resolved: ResolvedRun, plan: Plan) -> str | No
     workload = resolved.run_file.workload
     if num_bytes is None or workload is None or not plan.model.is_described:
         return None
+    from trainworks.plan.run.remedies import piece_of  # noqa: PLC0415, as in `_remedies`
+
     return piece_of(num_bytes, plan.model, plan.layout, sequence_length=workload.data.sequence_length)
 
 

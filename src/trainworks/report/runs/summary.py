@@ -16,6 +16,7 @@ from trainworks.record.environment import HostFacts
 from trainworks.record.events import training
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import read_events
+from trainworks.record.exit_code import End
 from trainworks.record.faults import describe_fault
 from trainworks.record.history import History, build_history, known_steps
 from trainworks.record.ledger import Ledger, build_ledger
@@ -27,7 +28,7 @@ from trainworks.record.processes import Processes
 from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.record.status import End, RunStatus
+from trainworks.record.status import RunStatus
 from trainworks.report.runs.attempts import Failure, ReportedAttempt, build_attempts, build_failures
 from trainworks.report.runs.comparison import Comparison, build_comparison
 from trainworks.report.runs.curves import Curves, build_curves
