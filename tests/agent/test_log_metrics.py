@@ -353,7 +353,7 @@ YOLO = """
       Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size
 \r        1/3      2.5G        1.5        2.5        1.0         42        640:   0%|          | 0/50 [00:00<?, ?it/s]\
 \r        1/3      2.5G       1.25        2.5        1.0         42        640: 100%|####| 50/50 [00:10<00:00,  4.9it/s]
-                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 100%|##########| 3/3 [00:00<00:00]
+                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 100%|###| 3/3 [00:00<00:00]
                    all        128        929       0.64      0.537      0.605      0.446
 
       Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size

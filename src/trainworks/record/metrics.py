@@ -181,18 +181,17 @@ class LoggedSteps:
     def _is_in(self, row: MetricsRow, before: MetricsRow) -> bool:
         """Join what a program says of one evaluation in several lines; whether the row before could still take it.
 
-        A row that was handed over stays as it is, and a later one of the same step has its values, too.
+        A row that was handed over stays as it is, and a later evaluation of the same step has its values, too.
         """
         known, found = before.get("evaluation", {}), row.get("evaluation", {})
         if not found.keys().isdisjoint(known):
             return False
         is_open = before is not self._written and ("evaluation" in before or not found)
         target = before if is_open else row
-        if known or found:
+        if found:
             target["evaluation"] = EvaluationResult(**known, **found)  # type: ignore[typeddict-item]
-            target.setdefault("evaluation_s", 0.0)
-        if figures := before.get("figures", {}) | row.get("figures", {}):
-            target["figures"] = figures
+        if is_open and "figures" in row:
+            before["figures"] = before.get("figures", {}) | row["figures"]
         return is_open
 
 
