@@ -37,6 +37,7 @@ FORMS = {
         "loss": 2.3,
     },
     "Loss at step 10: 0.5": {"step": 10, "loss": 0.5},
+    "2024-01-01 10:00:00 INFO Loss at step 10: 0.5": {"step": 10, "loss": 0.5},
     "Training loss (for one batch) at step 100: 0.5": {"step": 100, "loss": 0.5},
     "Validation loss after epoch 3/10 = 0.5": {"epoch": 3, "eval_loss": 0.5},
     "[0/5][10/1000] Loss_D: 0.5 Loss_G: 1.2": {

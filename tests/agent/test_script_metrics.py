@@ -142,9 +142,9 @@ def test_the_tags_of_tensorboards_own_writer_are_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_held_out_data_has_held_out_losses(tmp_path: Path) -> None:
-    for folder, field in (("train", "loss"), ("validation", "eval_loss")):  # Keras has the same tag in both
-        path = tmp_path / folder / "events"
-        path.parent.mkdir()
+    for folder, field in (("test", "loss"), ("train", "loss"), ("validation", "eval_loss"), ("test", "eval_loss")):
+        path = tmp_path / folder / "events"  # Keras has the same tag in all, and a folder `test` alone is of a trial
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(event_file.scalars(2.0, 10, {"epoch_loss": 2.5}))
         assert TrackerFile("tensorboard", path).read() == [{"step": 10, "t": 2.0, field: 2.5}]
 

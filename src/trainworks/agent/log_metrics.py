@@ -96,7 +96,7 @@ _FIELDS = {
     "grad_norm": r"(?:train )?(?:grad norm|gradient norm|gnorm)|optim total grad norm",
 }
 """Names of metrics. Beside a setting a loss is a setting, too, or belongs to the summary of Hugging Face's Trainer."""
-_PART = re.compile(r"(?P<set>(?:train|val) )?(?P<part>[a-z]+) loss")
+_PART = re.compile(r"(?P<set>(?:train|val) )?(?P<part>(?!train|val|test|eval)[a-z]\w*) loss")
 _NETWORK = re.compile(r"(?:loss|err) ?(?:d|g|disc|gen|discriminator|generator)|(?:d|g|disc\w*|gen\w*) loss")
 
 
@@ -163,8 +163,7 @@ def _losses_of_parts(values: Mapping[str, float]) -> Reading:
 
 
 def _written_plainly(text: str) -> str:
-    """A line without colours, with numbers and counters in the known forms."""
-    text = _ESCAPES.sub("", text).rstrip()
+    """A line with its numbers and counters in the known forms."""
     for pattern, replacement in _OTHER_FORMS:
         text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
     return text
@@ -180,10 +179,11 @@ def read_line(text: str, names: Mapping[MetricName, str] = MappingProxyType({}))
     known = ("loss", "acc", "ppl", "perplexity", *map(str.lower, names.values()))
     if len(text) > _LONGEST_LINE or not any(name in text.lower() for name in known):
         return None
-    text = _written_plainly(text)
+    text = _ESCAPES.sub("", text).rstrip()
     line = "" if text.startswith(("-", "+", "*", "#", ">")) else text.strip()  # an item of a list, or a difference
     while stamp := _STAMP.match(line):
         line = line[stamp.end() :]
+    line = _written_plainly(line)
     if line.startswith("{"):
         with suppress(ValueError):
             numbers = dict(_numbers(written := json.loads(line)))
@@ -262,7 +262,7 @@ def _place(elements: Iterable[re.Match[str]]) -> Reading:
 
 def _bar_reading(text: str, names: Mapping[MetricName, str]) -> tuple[Reading, bool] | None:
     """Where tqdm's bar of a training stands, with the metrics beside it, and whether these name a loss; else None."""
-    bar = _BAR.search(_written_plainly(text)) if "%|" in text else None
+    bar = _BAR.search(_written_plainly(_ESCAPES.sub("", text))) if "%|" in text else None
     if bar is None or _OTHER_BAR.search(bar["before"]):
         return None
     parts = re.split(r"[|,]", re.sub(r"['{}]", "", f"{bar['before']},{bar['after'] or ''}"))
@@ -366,16 +366,14 @@ class LogReader:
         """
         said = reading.keys() & {"eval_loss", "eval_accuracy"}
         is_evaluation = "step" not in reading and "loss" not in reading
-        is_same = self._evaluated is not None and self._evaluated.isdisjoint(said) and self._is_epoch_of(reading)
+        is_same = self._evaluated is not None and self._evaluated.isdisjoint(said)
+        is_same &= reading.get("epoch") in (None, self._last.get("epoch"))
         if "loss" in reading and not self._trains:
             self._trains, self._count = True, max(0, int(self._at) - 1)
         step = self._at if is_evaluation and (self._at if self._trains else is_same) else self._step_of(reading)
         self._evaluated = said | (self._evaluated or set() if is_same else set())
         self._at = max(self._at, step)
         return reading | {"step": step}
-
-    def _is_epoch_of(self, reading: Reading) -> bool:
-        return reading.get("epoch") in (None, self._last.get("epoch"))
 
     def _step_of(self, reading: Reading) -> float:
         """The step; -1 of a reading that comes late, from another process that prints the same."""

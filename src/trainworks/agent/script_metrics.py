@@ -230,11 +230,18 @@ class TrackerFile:
         return [reading | {"step": step, "t": t} for t, step, reading in found if reading]
 
     def _name(self, tag: str) -> str:
-        """The tag, with what the folder of an event file adds: `loss_val` of `add_scalars`, or `validation`."""
-        folder = self._path.parent.name if self.kind == "tensorboard" else ""
-        if folder.startswith(scope := f"{tag.replace('/', '_')}_"):
-            return f"{tag}/{folder.removeprefix(scope)}"
-        return f"val/{tag}" if folder.lower() in ("val", "valid", "validation", "eval", "evaluation", "test") else tag
+        """The tag, with what the folder of an event file adds: `loss_val` of `add_scalars`, or `validation`.
+
+        A folder `test` may be that of a trial, and is of held-out data beside a folder `train` alone.
+        """
+        folder = self._path.parent
+        if self.kind != "tensorboard" or re.search("train|val|test", tag, re.IGNORECASE):
+            return tag
+        if folder.name.startswith(scope := f"{tag.replace('/', '_')}_"):
+            return f"{tag}/{folder.name.removeprefix(scope)}"
+        held_out = ("val", "valid", "validation", "eval", "evaluation")
+        is_held_out = folder.name in held_out or (folder.name == "test" and (folder.parent / "train").is_dir())
+        return f"val/{tag}" if is_held_out else tag
 
     def _without_means(self, values: Mapping[str, float]) -> dict[str, float]:
         """The values without `train_loss_epoch` where `train_loss_step` is known: a curve has one of them."""

@@ -182,16 +182,17 @@ class MetricColumns:
                 _flatten(row)
         block = np.array([_column(rows, name) for name in _ALL]).reshape(len(_ALL), len(rows))
         kept = np.flatnonzero(np.isfinite(block[_ALL.index("step")]) & np.isfinite(block[_ALL.index("t")]))
-        for place, index in enumerate(kept.tolist(), self._num_rows):
-            if "evaluation" in (row := rows[index]) or "figures" in row:
-                self._take_figures(place, row)
+        self._take_figures([rows[index] for index in kept.tolist()])
         self._append(block[:, kept])
         return not complete or self._offset >= size
 
-    def _take_figures(self, place: int, row: Mapping[str, Any]) -> None:
-        for kind, found in (("evaluation", row.get("evaluation")), ("program", row)):
-            if isinstance(found, dict) and (figures := named_figures(found)):
-                self._figures[kind][place] = figures
+    def _take_figures(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Keep the named figures of rows by the places that they get."""
+        for place, row in enumerate(rows, self._num_rows):
+            if "evaluation" in row or "figures" in row:
+                for kind, found in (("evaluation", row.get("evaluation")), ("program", row)):
+                    if isinstance(found, dict) and (figures := named_figures(found)):
+                        self._figures[kind][place] = figures
 
     def _append(self, block: Floats) -> None:
         begin, end = self._num_rows, self._num_rows + block.shape[1]

@@ -30,7 +30,7 @@ def log(
     """Record metrics of one step of a command; outside of a run, and on other ranks than the first, do nothing.
 
     The row is on its way to the disk when the call returns, whole or not at all, so a killed program loses none. A
-    value that is no number is left out, and a line on stderr says so: no value ends a training.
+    value that is not a number is left out, and a line on stderr says so: no value ends a training.
 
     Args:
         step: optimizer step, which grows; a step that was recorded before is left out.
@@ -66,7 +66,7 @@ def _number(name: str, value: SupportsFloat | None) -> float | None:
     try:
         return int(value) if name == "step" else float(value)  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor of several values
-        _warn(f"`{name.removeprefix(FIGURE)}` is a {type(value).__name__} that is no number, and is left out")
+        _warn(f"`{name.removeprefix(FIGURE)}` is a {type(value).__name__}, not a number, and is left out")
         return None
 
 
