@@ -7,9 +7,62 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.agent.log_metrics import LogReader, read_line
+from trainworks.agent.log_metrics import LogReader, read_line, reading_of
 
 FORMS = {
+    "step 38/40 loss 0.08 acc 0.5 tokens/s 1000": {"step": 38, "total": 40, "loss": 0.08},
+    "step 38/40 loss 0.08 acc 0.5 tok/s 1000": {"step": 38, "total": 40, "loss": 0.08},
+    "step 38 loss 0.08 samples/sec 100.5": {"step": 38, "loss": 0.08},
+    "step 38 loss 0.08 samples/sec: 100.5": {"step": 38, "loss": 0.08},
+    "[Epoch 1/10] loss: 0.5": {"epoch": 1, "loss": 0.5},
+    "[Epoch 1] loss: 0.5": {"epoch": 1, "loss": 0.5},
+    "loss=tensor(0.5, device='cuda:0')": {"loss": 0.5},
+    "step 3 loss: tensor(0.5000, device='cuda:0', grad_fn=<NllLossBackward0>)": {"step": 3, "loss": 0.5},
+    "{'loss': np.float64(0.5), 'step': 3}": {"step": 3, "loss": 0.5},
+    "step 5 loss 0.5 gpu mem 12.1GB": {"step": 5, "loss": 0.5},
+    "step 5 | loss 0.5 | max mem: 12.1 GB": {"step": 5, "loss": 0.5},
+    "epoch 1 loss 0.5 eta 0:12:30": {"epoch": 1, "loss": 0.5},
+    "epoch 1 loss 0.5 eta: 1 day, 0:12:30": {"epoch": 1, "loss": 0.5},
+    "Epoch(train) [1][50/100]  lr: 1.0e-02  eta: 0:10:00  time: 0.1  data_time: 0.01  memory: 1234  loss: 0.5": {
+        "epoch": 1,
+        "step": 50,
+        "total": 100,
+        "lr": 0.01,
+        "loss": 0.5,
+    },
+    "01/01 10:00:00 - mmengine - INFO - Iter(train) [ 100/1000]  base_lr: 1.0e-02 lr: 1.0e-02  loss: 2.3": {
+        "step": 100,
+        "total": 1000,
+        "lr": 0.01,
+        "loss": 2.3,
+    },
+    "Loss at step 10: 0.5": {"step": 10, "loss": 0.5},
+    "2024-01-01 10:00:00 INFO Loss at step 10: 0.5": {"step": 10, "loss": 0.5},
+    "Training loss (for one batch) at step 100: 0.5": {"step": 100, "loss": 0.5},
+    "Validation loss after epoch 3/10 = 0.5": {"epoch": 3, "eval_loss": 0.5},
+    "[0/5][10/1000] Loss_D: 0.5 Loss_G: 1.2": {
+        "epoch": 0,
+        "step": 10,
+        "total": 1000,
+        "figures/Loss_D": 0.5,
+        "figures/Loss_G": 1.2,
+    },
+    "[0/5][10/1000]\tLoss_D: 0.5\tLoss_G: 1.2\tD(x): 0.5\tD(G(z)): 0.4 / 0.3": {
+        "epoch": 0,
+        "step": 10,
+        "total": 1000,
+        "figures/Loss_D": 0.5,
+        "figures/Loss_G": 1.2,
+    },
+    "[Epoch 0/200] [Batch 1/938] [D loss: 0.5] [G loss: 1.2]": {
+        "epoch": 0,
+        "step": 1,
+        "total": 938,
+        "figures/D loss": 0.5,
+        "figures/G loss": 1.2,
+    },
+    "epoch 3: val ppl 1.0": {"epoch": 3, "eval_loss": 0.0},
+    "epoch 3: val acc 81.25": {"epoch": 3, "eval_accuracy": 0.8125},
     "epoch 3: val_acc: 0.8125": {"epoch": 3, "eval_accuracy": 0.8125},
     "Test accuracy: 98.5%": {"eval_accuracy": 0.985},
     "accuracy: 0.9": None,
@@ -225,7 +278,30 @@ epochs=3 loss=1.0
 # loss: 2.1
 loss 2.1 (best)
 Total loss function evaluations 300 times
-01/01 10:00:00 - mmengine - INFO - Epoch(train)  [1][ 100/1000]  lr: 1.0e-02  eta: 0:10:00  loss: 2.3
+01/01 10:00:00 - mmengine - INFO - Epoch(val)  [1][ 100/1000]  eta: 0:10:00  loss: 2.3
+01/01 10:00:00 - mmengine - INFO - Epoch(val) [1][100/100]  accuracy/top1: 80.5
+The loss at step 10: 0.5
+Best loss at step 10: 0.5
+Loss at step 10: 0.5 is the best
+Loss at step 10: see the log
+no loss at step 10
+eta 0:12:30
+step 10 eta 0:12:30
+loss eta 0:12:30
+step 10 gpu mem 12.1GB
+step 10 loss of gpu mem 12.1GB
+lr: 0.001
+step 10 lr 0.001
+step 10 lr 0.001 tokens/s 1000
+tokens/s 1000 without a loss
+Perplexity: 3
+ppl 12.3
+Loss_D: 0.5 Loss_G: 1.2
+[0/5][10/1000] Loss_D: 0.5
+[Epoch 1/10] loss goes down
+loss=tensor([0.5, 0.6])
+val_loss_step: 2.5
+test acc 9829
 step    10/19560 | loss 9.53 (+0.00z)| norm 2.1 (+0.00z)| 43.1% bf16 MFU | 4350 tok/s
 Epoch 3, global step 500: 'val_loss' reached 0.50
 """.splitlines()
@@ -241,6 +317,71 @@ INDENTED = [
 @pytest.mark.parametrize(("line", "metrics"), FORMS.items())
 def test_a_line_of_metrics_is_read(line: str, metrics: dict[str, float]) -> None:
     assert read_line(line) == pytest.approx(metrics, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    {
+        "loss": "Loss/train loss/train loss_train Train/Loss train_loss_epoch loss/total epoch_loss Loss/train_step",
+        "eval_loss": "Loss/val Loss/test Loss/validation val_loss_epoch loss/val_epoch eval/loss",
+        "eval_accuracy": "Accuracy/test Acc/val val/accuracy test_accuracy",
+        None: "perplexity val_loss_step Loss_D Accuracy/train loss_scale max_loss objective/kl",
+    }.items(),
+)
+def test_tags_of_trackers_name_what_and_of_which_data_in_either_order(field: str | None, names: str) -> None:
+    for name in names.split():
+        assert reading_of({name: 0.75}) == ({field: 0.75} if field else None), name
+
+
+def test_a_perplexity_is_the_exponential_of_a_loss_that_goes_first() -> None:
+    assert reading_of({"train/perplexity": 1.0, "val_ppl": 1.0}) == {"loss": 0.0, "eval_loss": 0.0}
+    assert reading_of({"train/perplexity": 12.0, "train/loss": 2.0}) == {"loss": 2.0}
+
+
+def test_a_loss_of_steps_goes_before_the_mean_of_the_epoch() -> None:
+    assert reading_of({"train_loss_epoch": 3.0, "train_loss_step": 2.0}) == {"loss": 2.0}
+
+
+def test_the_run_file_names_what_a_program_calls_its_loss() -> None:
+    reader = LogReader(names={"loss": "objective/kl", "step": "env_steps"})
+    lines = (
+        'objective/kl: 0.5\n{"env_steps": 7, "objective/kl": 0.25, "batch_size": 8}\nloss: 9.0 objective/kl: 0.125\n'
+    )
+    assert [(each["step"], each["loss"]) for each in reader.read(lines)] == [(1, 0.5), (7, 0.25), (2, 0.125)]
+
+
+YOLO = """
+      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size
+\r        1/3      2.5G        1.5        2.5        1.0         42        640:   0%|          | 0/50 [00:00<?, ?it/s]\
+\r        1/3      2.5G       1.25        2.5        1.0         42        640: 100%|####| 50/50 [00:10<00:00,  4.9it/s]
+                 Class     Images  Instances      Box(P          R      mAP50  mAP50-95): 100%|###| 3/3 [00:00<00:00]
+                   all        128        929       0.64      0.537      0.605      0.446
+
+      Epoch    GPU_mem   box_loss   cls_loss   dfl_loss  Instances       Size
+        2/3      2.5G        1.0        2.0        1.0         42        640: 100% ━━━━━━━━━━━━ 50/50 4.9it/s 10.2s
+"""
+
+
+def test_an_epoch_of_yolo_has_the_sum_of_its_losses() -> None:
+    found = LogReader().read(YOLO, last=True)
+    assert found == [{"step": 1, "total": 3, "loss": 4.75}, {"step": 2, "total": 3, "loss": 4.0}]
+    written = {"train/box_loss": 1.0, "train/cls_loss": 2.0, "val/box_loss": 2.0, "val/cls_loss": 3.0}
+    assert reading_of(written) == {"loss": 3.0, "eval_loss": 5.0}
+    assert reading_of({"box_loss": 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    {
+        "epoch 1: val acc: 0.1\nepoch 2: val acc: 0.2\nepoch 3: val acc: 0.3\n": [1, 2, 3],
+        "val loss: 3\nval acc: 0.1\nval loss: 2\nval acc: 0.2\n": [1, 1, 2, 2],
+        "step 20: val loss 1.15\nval acc: 0.5\nstep 40: val loss 1.1\n": [20, 20, 40],
+        "epoch 1 val loss 0.5\nepoch 1 val acc 0.5\nepoch 2 val loss 0.4\n": [1, 1, 2],
+        "val loss 3.0\nloss: 2.9\nloss: 2.8\nval loss 2.7\n": [1, 1, 2, 2],
+    }.items(),
+)
+def test_evaluations_of_a_program_that_prints_no_loss_have_steps(text: str, found: list[int]) -> None:
+    assert [each["step"] for each in LogReader().read(text, last=True)] == found
 
 
 @pytest.mark.parametrize("line", NO_METRICS + INDENTED)

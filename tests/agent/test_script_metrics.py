@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 
@@ -117,6 +118,51 @@ def test_the_metrics_of_mlflow_are_joined_by_their_step(tmp_path: Path) -> None:
         {"step": 10, "t": 1.0, "loss": 2.5, "lr": 0.5},
         {"step": 20, "t": 2.0, "loss": 2.0},
     ]
+
+
+def test_the_tags_of_tensorboards_own_writer_are_read(tmp_path: Path) -> None:
+    writer = pytest.importorskip("torch.utils.tensorboard", reason="tensorboard").SummaryWriter(str(tmp_path))
+    for step in (1, 2):
+        writer.add_scalar("Loss/train", 3.0 / step, step)
+        writer.add_scalar("Loss/val", 4.0 / step, step)
+        writer.add_scalar("Accuracy/test", 0.25 * step, step)
+        writer.add_scalars("loss", {"train": 3.0, "val": 4.0}, step)  # a folder of each: of val is no training loss
+    writer.close()
+    files = dict(tracker_files(tmp_path / "trackers", tmp_path, {os.getpid()}))
+    assert files.keys() == {"tensorboard"}
+    (path,) = tmp_path.glob("events.*")
+    read = [each | {"t": 0} for each in TrackerFile("tensorboard", path).read()]
+    assert read == [
+        {"step": step, "t": 0, "loss": 3.0 / step, "eval_loss": 4.0 / step, "eval_accuracy": 0.25 * step}
+        for step in (1, 2)
+    ]
+    for folder, field in (("loss_train", "loss"), ("loss_val", "eval_loss")):
+        (path,) = (tmp_path / folder).glob("events.*")
+        assert all(each.keys() == {"step", "t", field} for each in TrackerFile("tensorboard", path).read())
+
+
+def test_a_folder_of_held_out_data_has_held_out_losses(tmp_path: Path) -> None:
+    for folder, field in (("test", "loss"), ("train", "loss"), ("validation", "eval_loss"), ("test", "eval_loss")):
+        path = tmp_path / folder / "events"  # Keras has the same tag in all, and a folder `test` alone is of a trial
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(event_file.scalars(2.0, 10, {"epoch_loss": 2.5}))
+        assert TrackerFile("tensorboard", path).read() == [{"step": 10, "t": 2.0, field: 2.5}]
+
+
+def test_a_curve_has_the_losses_of_steps_or_the_means_of_epochs(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    steps = [{"train_loss_step": 2.5}, {"train_loss_epoch": 3.0, "val_loss_step": 5.0, "val_loss_epoch": 4.0}]
+    path.write_bytes(b"".join(event_file.scalars(2.0, step, each) for step, each in enumerate(steps, 1)))
+    assert TrackerFile("tensorboard", path).read() == [
+        {"step": 1, "t": 2.0, "loss": 2.5},
+        {"step": 2, "t": 2.0, "eval_loss": 4.0},
+    ]
+
+
+def test_the_run_file_names_a_tag(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    path.write_bytes(event_file.scalars(2.0, 10, {"objective/kl": 0.5, "loss": 9.0}))
+    assert TrackerFile("tensorboard", path, {"loss": "objective/kl"}).read() == [{"step": 10, "t": 2.0, "loss": 0.5}]
 
 
 def test_event_files_belong_to_the_processes_of_the_run(tmp_path: Path) -> None:

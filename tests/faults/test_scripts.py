@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.faults.launcher import output
 from trainworks.record.events.log import read_events
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]
@@ -158,6 +159,49 @@ def test_a_run_ends_once_its_evaluations_do_not_improve(program):
     assert report["evaluations"]["ended_early"] and report["evaluations"]["best"]["step"] == 3
     assert report["training"]["steps_done"] < 4000
     program.assert_nothing_left()
+
+
+def test_a_script_that_prints_held_out_losses_alone_has_steps_a_curve_and_an_early_stop(program):
+    (program.folder / "run.yaml").write_text("name: own\nrun: python train.py\nmetrics: {patience: 2}\n")
+    script = (
+        "import time\nfor i in range(1, 4000):\n    time.sleep(0.01)\n"
+        "    print(f'step {20 * i}: val loss {abs(3 - i)}')\n    print(f'val accuracy: {1 / i}')\n"
+    )
+    report = report_of(program, script, "run.yaml")
+    found, training = report["evaluations"], report["training"]
+    assert found["ended_early"] and found["best"] == found["best"] | {"step": 60, "loss": 0, "accuracy": 1 / 3}
+    assert [step for step, _ in report["curves"]["eval_loss"]][:5] == [20, 40, 60, 80, 100]
+    assert training["steps_done"] == found["last"]["step"] < 4000 and training["loss_last"] is None
+    assert training["step_s"] > 0.0005 / 20 and training["lost_steps"] == 0
+    assert report["runtime_goodput"] > 0 and report["ledger"]["lost_s"] == 0
+    assert "Loss, steps 20 to" in (program.run_dir.path / "report.html").read_text()
+    assert program.run("why")[0] == program.run("status")[0] == 0
+    program.assert_nothing_left()
+
+
+def test_figures_that_a_script_logs_are_shown_and_what_is_no_number_ends_no_training(program):
+    script = (
+        "import trainworks\nfor i in range(1, 6):\n"
+        "    trainworks.log(step=i, loss=3 / i, reward=i / 2, note=object(), lr='high', names=[1])\n"
+        "    trainworks.log(step=i, length=i)\n"
+        "trainworks.log(step='last', loss=1)\ntrainworks.log(step=9, figure=None)\n"
+    )
+    report = report_of(program, script)
+    assert points(report) == FIVE
+    assert report["curves"]["figures"]["reward"] == [[i, i / 2] for i in range(1, 6)]
+    assert report["curves"]["figures"]["length"] == [[i, i] for i in range(1, 6)]
+    assert report["evaluations"] is None
+    assert output(program).count("trainworks.log: ") == 4  # a line for each of `note`, `lr`, `names` and `step`
+    _, text, _ = program.run("report")
+    assert "reward" in text and "length" in text
+    assert "Reward, steps 1 to 5" in (program.run_dir.path / "report.html").read_text()
+
+
+def test_a_setting_names_the_tag_of_the_loss(program):
+    (program.folder / "run.yaml").write_text("name: own\nrun: python train.py\n")
+    script = "import json\nfor i in range(1, 6): print(json.dumps({'step': i, 'objective/kl': 3 / i}))"
+    report = report_of(program, script, "run.yaml", "--set", "metrics.names.loss=objective/kl")
+    assert points(report) == FIVE
 
 
 def test_a_sweep_compares_scripts_by_their_curves(program):

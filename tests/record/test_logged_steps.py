@@ -37,7 +37,8 @@ def test_an_accuracy_alone_is_an_evaluation_and_one_behind_its_loss_belongs_to_i
     append_metrics(file, steps.rows([*said, {"step": 3, "t": 6.0, "eval_accuracy": 0.75}]))
     append_metrics(file, steps.rows([{"step": 3, "t": 6.5, "eval_loss": 1.5}]))  # later, when the row is written
     columns = read_columns(file).steps()
-    counting = columns.where(~columns.is_lost() & np.isfinite(columns["evaluation_s"]))
+    assert not columns.is_lost().any()
+    counting = columns.evaluated()
     assert counting["step"].tolist() == [1, 2, 3]
     assert counting["eval_accuracy"].tolist() == [0.25, 0.5, 0.75]
     assert counting["eval_loss"].tolist() == pytest.approx([np.nan, 2.5, 1.5], nan_ok=True)
@@ -52,14 +53,55 @@ def test_an_evaluation_of_the_same_line_has_the_time_that_the_program_says() -> 
     assert row["evaluation_s"] == 1.0
 
 
-def test_a_repeated_step_and_an_evaluation_before_the_first_loss_are_left_out() -> None:
-    said = [{"step": 0, "t": 1.0, "eval_loss": 3.0}, {"step": 5, "t": 2.0, "loss": 3.0}]
+def test_a_repeated_step_is_left_out() -> None:
+    said = [{"step": 5, "t": 2.0, "loss": 3.0}]
     said += [
         {"step": 5, "t": 3.0, "loss": 9.0},
         {"step": 4, "t": 3.0, "loss": 9.0},
         {"step": 4, "t": 3.0, "eval_loss": 9.0},
     ]
     assert [row["step"] for row in LoggedSteps(1).rows(said)] == [5]
+
+
+def test_a_program_that_evaluates_and_says_no_loss_has_steps_and_their_time(tmp_path) -> None:
+    file, steps = tmp_path / "metrics.jsonl", LoggedSteps(1)
+    append_metrics(file, steps.rows([{"step": 20, "t": 1.0, "eval_loss": 1.5}]))
+    append_metrics(file, steps.rows([{"step": 40, "t": 5.0, "eval_loss": 1.25}]))
+    append_metrics(file, steps.rows([{"step": 40, "t": 6.0, "eval_accuracy": 0.5}]))
+    columns = read_columns(file).steps()
+    assert columns.num_steps.tolist() == [1, 20, 0] and not columns.is_lost().any()
+    assert columns["compute_s"].tolist() == pytest.approx([0.0, 0.2, 0.0])
+    assert columns["evaluation_s"].tolist() == [0.0, 0.0, 1.0]
+    assert [(each.step, each.value) for each in evaluated_steps(columns, "loss")] == [(20, 1.5), (40, 1.25)]
+    assert [each.value for each in evaluated_steps(columns, "accuracy")] == pytest.approx([np.nan, 0.5], nan_ok=True)
+    assert len(columns.trained()) == 0
+
+
+def test_an_evaluation_before_the_loss_of_its_step_counts_beside_it(tmp_path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    said = [{"step": 0, "t": 1.0, "eval_loss": 3.0}, {"step": 0, "t": 2.0, "loss": 2.75}]
+    said += [{"step": 10, "t": 3.0, "eval_loss": 2.5}, {"step": 10, "t": 4.0, "loss": 2.25}]
+    append_metrics(file, LoggedSteps(1).rows(said))
+    columns = read_columns(file).steps()
+    assert not columns.is_lost().any()
+    assert columns.evaluated()["eval_loss"].tolist() == [3.0, 2.5]
+    assert columns.trained()["loss"].tolist() == [2.75, 2.25]
+    append_metrics(file, LoggedSteps(2).rows([{"step": 10, "t": 9.0, "eval_loss": 2.0}]))
+    assert read_columns(file).steps().is_lost().tolist() == [False, False, True, False, False]
+
+
+def test_figures_stay_with_their_step(tmp_path) -> None:
+    file, steps = tmp_path / "metrics.jsonl", LoggedSteps(1)
+    said = [{"step": 1, "t": 1.0, "loss": 3.0, "figures/reward": 1.0}, {"step": 1, "t": 2.0, "figures/length": 7.0}]
+    append_metrics(file, steps.rows([*said, {"step": 1, "t": 3.0, "eval_loss": 2.5}]))
+    append_metrics(file, steps.rows([{"step": 2, "t": 4.0, "figures/reward": 2.0}]))
+    append_metrics(file, steps.rows([{"step": 2, "t": 5.0, "loss": 2.0}]))
+    columns = read_columns(file).steps()
+    assert not columns.is_lost().any()
+    assert columns.trained()["loss"].tolist() == [3.0, 2.0]
+    assert columns.figures("program")[0] == (1, {"reward": 1.0, "length": 7.0})
+    assert columns.figures("program")[1:] == [(2, {"reward": 2.0})]
+    assert columns.figures("evaluation") == [] and [each.step for each in evaluated_steps(columns, "loss")] == [1]
 
 
 def test_an_evaluation_does_not_undo_its_step_and_a_restart_undoes_both(tmp_path) -> None:

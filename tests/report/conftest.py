@@ -191,7 +191,7 @@ class RunWriter:
         self.step += 1
         stall_s, other_s = terms.pop("checkpoint_s", 0.0), terms.pop("other_s", 0.001)
         loss = terms.pop("loss", 2.2 + 6.1 * 0.985**self.step)
-        held_out = terms.pop("evaluation", None)
+        held_out, figures = terms.pop("evaluation", None), terms.pop("figures", None)
         evaluation_s = terms.pop("evaluation_s", 0.0 if held_out is None else 0.4)
         callback_s = terms.pop("callback_s", 0.0)
         step_s = sum(terms.values()) + stall_s + other_s + evaluation_s + callback_s
@@ -214,6 +214,8 @@ class RunWriter:
         )
         if callback_s:
             row["callback_s"] = callback_s
+        if figures is not None:
+            row["figures"] = figures
         if held_out is not None:
             row |= {
                 "evaluation_s": evaluation_s,

@@ -164,6 +164,24 @@ def test_every_set_is_in_the_live_view_trackers_the_exporter_and_a_comparison(wi
     assert figures["held-out loss"] == (2.75, 2.75)
 
 
+def test_figures_of_a_command_are_in_the_live_view_trackers_the_exporter_and_a_comparison(evaluated: RunWriter) -> None:
+    evaluated.steps(4).steps(1, figures={"reward": 0.5}).steps(1, figures={"reward": 0.75, "length": 9.0})
+    snapshot, resolved = RunFollower(evaluated.run_dir).look(), evaluated.run_dir.read_resolved()
+    console = Console(width=400, record=True)
+    LineView(console, 400).show(snapshot, evaluated.at)
+    assert "reward 0.75 | length 9" in console.export_text()
+    row: Any = snapshot.latest
+    assert point_of(row, resolved).values.items() >= {"train/reward": 0.75, "train/length": 9.0}.items()
+    exported = RunSnapshot(run="demo-1", state=JobState.RUNNING, resolved=resolved, figures=snapshot.figures)
+    samples = [each for each in run_samples(exported) if each.family.name == "trainworks_run_figure"]
+    assert {each.labels[-1]: each.value for each in samples} == {"reward": 0.75, "length": 9.0}
+    report = evaluated.report()
+    assert report.curves is not None and [value for _, value in report.curves.figures["reward"]] == [0.5, 0.75]
+    compared = compare_reports([(resolved, report), (resolved, report)])
+    assert {each.name: each.first for each in compared.figures}.items() >= {"reward": 0.75, "length": 9.0}.items()
+    assert "reward" in report.to_html()
+
+
 def test_an_accuracy_alone_is_shown_without_a_loss(evaluated: RunWriter) -> None:
     evaluated.steps(4).steps(1, evaluation={"accuracy": 0.5})
     found = evaluated.report().evaluations

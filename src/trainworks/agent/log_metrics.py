@@ -2,19 +2,23 @@
 
 A line counts only if the whole of it is metrics: names with numbers, counters such as `[10/500]`, times and rates,
 after a time stamp and a level. A sentence is never a metric, nor is a setting, a best value or a summary. Forms:
-`loss: 2.1`, nanoGPT, torchtitan, torchtune, Megatron, timm, Keras, tqdm, rich, Hugging Face's dictionaries, JSON, CSV.
+`loss: 2.1`, nanoGPT, torchtitan, torchtune, Megatron, timm, Keras, tqdm, rich, Hugging Face's dictionaries, JSON, CSV,
+mmengine, YOLO's tables.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 
-from trainworks.record.metrics import Reading
+from trainworks.config.track import MetricName
+from trainworks.record.metrics import FIGURE, Reading
 
 _LONGEST_LINE = 4000
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
@@ -28,15 +32,19 @@ _STAMP = re.compile(
 )
 """Beginning of a line of a logger: all up to a level and a module, `[rank0]:`, date and time, glog's, Ray's; `==> `."""
 _NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?![\d.])|[-+]?(?:nan|inf(?:inity)?)\b"
-_CLOCK = r"\d+:\d\d(?::\d\d)?(?:\.\d+)?(?![\w:])"
+_CLOCK = r"(?:\d+ days?, )?\d+:\d\d(?::\d\d)?(?:\.\d+)?(?![\w:])"
 _ATTACHED = r"%|/?[A-Za-zµ]{1,8}(?:/[A-Za-z]{1,8})?\b"
-_SPACED = r"\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|(?:it|tok|tokens|samples|images|examples)/s(?:ec)?)(?!\w)"
+_RATE = r"(?:it|tok|tokens|samples|images|examples)/s(?:ec)?(?!\s*[:=]?\s*\.?\d)"  # `acc 0.5 tokens/s 1000` has two
+_SPACED = rf"\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|{_RATE})(?!\w)"
 _UNIT = rf"(?:{_ATTACHED}|(?![A-Za-z0-9]))(?:{_SPACED})?"
 _AMOUNT = rf"(?:{_NUMBER}){_UNIT}"
 _NESTED = rf"(?:\s*\(\s*{_AMOUNT}(?:[,;/]\s*{_AMOUNT})*\s*\))?"
 _HELD_OUT = r"val(?:id(?:ation)?)?|eval(?:uation)?|test"
 _KIND = rf"train(?:ing)?|{_HELD_OUT}"
-_WORD = rf"(?:end of )?(?:(?:{_KIND}|lm|avg|average|total|batch|grad|gradient|learning|global)[ _])?[A-Za-z_][\w@./]*"
+_WORD = (
+    rf"(?:end of )?(?:(?:{_KIND}|lm|avg|average|total|batch|grad|gradient|learning|global|gpu|cuda|peak|max)[ _])*"
+    r"[A-Za-z_][\w@./]*"
+)
 _ELEMENT = re.compile(
     r"(?P<gap>(?:[\s,;|•·*()\-]|\[[=>.\-# ]+\]|[━╸╺█▏▎▍▌▋▊▉]|:(?=\s))+)"
     rf"|(?P<scope>{_KIND})(?: set| loop)?\s*:(?!\s*\d)"
@@ -45,6 +53,7 @@ _ELEMENT = re.compile(
     r"|(?:(?P<key>[A-Za-z_|][\w@./|\-]*(?: [A-Za-z_][\w@./\-]*){0,5}(?: \([^()\d]{1,12}\))?)\s*[:=]\s*"
     rf"(?:{_CLOCK}|\[\s*(?P<listed>{_NUMBER})\s*\]|\((?P<share>{_NUMBER})%\)"
     rf"|(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_NESTED}))"
+    rf"|(?:eta|elapsed|remaining|time)\s+{_CLOCK}"
     rf"|(?P<word>{_WORD})\s*#?\s+(?P<spaced>{_NUMBER})(?P<spaced_unit>{_UNIT}){_NESTED}"
     r"|\[\s*(?:(?P<outer>\d+)\s*,\s*)?(?P<inner>\d+)\]"
     rf"|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}|{_SPACED}){_UNIT}){_NESTED}",
@@ -54,13 +63,32 @@ _BAR = re.compile(
     r"(?P<before>[^%]*?)\s*\d+%\|[^|]*\|\s*(?P<n>\d+)/(?P<total>\d+)\s*\[[\d:?]+<[^,\]]*,[^,\]]*(?:,\s*(?P<after>.*))?\]"
 )
 _OTHER_BAR = re.compile(r"val|test|predict|sanity|map|load|fetch|generat|token|filter|shard|dataset", re.IGNORECASE)
-_OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|ce|cross entropy|nll) )*"
+_OTHER_FORMS = (
+    (rf"\b(?:(?:tf|np|numpy|jnp)\.)?(?:tensor|array|float\d+)\(\[?({_NUMBER})\]?(?:,\s*\w+=[^()]*)?\)", r"\1"),
+    (r"\bEpoch\(train\)\s*\[\s*(\d+)\]\s*\[", r"Epoch \1 Iter ["),  # mmengine
+    (r"\bIter\(train\)\s*\[", "Iter ["),
+    (r"^\[(\d+/\d+)\]\s*\[(\d+/\d+)\]", r"Epoch [\1] Step [\2]"),  # DCGAN
+    (r"\bD\((?:x|G\(z\))\): [\d.]+(?: / [\d.]+)?", ""),
+    (r"\[((?:epoch|step|iter|iteration|batch):?\s*\d+(?:\s*/\s*\d+)?)\]", r"\1 "),
+    (rf"\[([A-Za-z]+ loss: {_NUMBER})\]", r"\1 "),
+    (
+        rf"^((?:(?:{_KIND}) )?loss)(?: \([a-z ]+\))? (?:at|after|for) (step|epoch|iter|iteration|batch) "
+        r"(\d+)(?:/\d+)?\s*[:=]\s*(?=[-+.\dni])",
+        r"\2 \3 \1: ",
+    ),
+)
+"""What is written in a known form before it is read: pattern and replacement."""
+_OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|epoch|ce|cross entropy|nll) )*"
 _OF_HELD_OUT = rf"(?:{_HELD_OUT}|held out) (?:set )?{_OF_TRAINING}"
+_WHOLE = r"(?: (?:total|epoch|avg|average|mean))?"
 _FIELDS = {
     "setting": r"(?:num |max )?(?:train )?(?:epochs|steps)|num (?:workers|layers)|seed|batch size|(?:train )+runtime",
-    "loss": rf"{_OF_TRAINING}loss(?: step)?",
-    "eval_loss": rf"{_OF_HELD_OUT}loss(?: epoch)?",
-    "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)(?: epoch)?",
+    "loss": rf"{_OF_TRAINING}loss(?: train| training)?(?: total| step)?",
+    "loss_of_epoch": rf"{_OF_TRAINING}loss(?: train| training)? (?:epoch|avg|average|mean)",
+    "eval_loss": rf"{_OF_HELD_OUT}loss{_WHOLE}|{_OF_TRAINING}loss (?:{_HELD_OUT}){_WHOLE}",
+    "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)(?: epoch)?|(?:acc|accuracy) (?:{_HELD_OUT})(?: epoch)?",
+    "perplexity": rf"(?:train|training) {_OF_TRAINING}(?:ppl|perplexity)|(?:ppl|perplexity) train",
+    "eval_perplexity": rf"{_OF_HELD_OUT}(?:ppl|perplexity)|(?:ppl|perplexity) (?:{_HELD_OUT})",
     "eval_runtime": rf"{_OF_HELD_OUT}runtime",
     "step": r"(?:train )?(?:global )?step|iter|iteration|it|batch|update|num updates|optimizer step",
     "epoch": r"(?:train |end of )?epoch|train",
@@ -68,49 +96,101 @@ _FIELDS = {
     "grad_norm": r"(?:train )?(?:grad norm|gradient norm|gnorm)|optim total grad norm",
 }
 """Names of metrics. Beside a setting a loss is a setting, too, or belongs to the summary of Hugging Face's Trainer."""
+_PART = re.compile(r"(?P<set>(?:train|val) )?(?P<part>(?!train|val|test|eval)[a-z]\w*) loss")
+_NETWORK = re.compile(r"(?:loss|err) ?(?:d|g|disc|gen|discriminator|generator)|(?:d|g|disc\w*|gen\w*) loss")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s_./\-]+", " ", name.lower()).strip()
 
 
 @cache
 def _field(name: str) -> str | None:
-    plain = re.sub(r"[\s_./\-]+", " ", name.lower()).strip()
-    return next((field for field, names in _FIELDS.items() if re.fullmatch(names, plain)), None)
+    return next((field for field, names in _FIELDS.items() if re.fullmatch(names, _plain(name))), None)
 
 
-def reading_of(values: Mapping[str, float]) -> Reading | None:
+def reading_of(values: Mapping[str, float], names: Mapping[MetricName, str] = MappingProxyType({})) -> Reading | None:
     """The metrics among named numbers; None if they name no loss or held-out accuracy, or beside it a setting.
+
+    A perplexity alone is the loss whose exponential it is. An accuracy above 1 is in percent. The losses of two
+    networks, `Loss_D` and `Loss_G`, are figures, because neither is that of the model.
+
+    Args:
+        values: by the names that a program gives them.
+        names: of the program, by field of the reading; they go first.
 
     >>> reading_of({"train/loss": 2.5, "train/learning_rate": 1e-4, "ppl": 12.2})
     {'loss': 2.5, 'lr': 0.0001}
     >>> reading_of({"loss": 1.0, "batch_size": 32})
     """
-    found: Reading = {}
+    said: Reading = {field: values[name] for field, name in names.items() if name in values}
+    found: Reading = dict(said)
     for name, value in values.items():
-        if (field := _field(name)) is not None:
+        if (field := _field(name)) is not None and name not in names.values():
             found.setdefault(field, value)
-    is_metric = not found.keys().isdisjoint(("loss", "eval_loss", "eval_accuracy"))
-    return found if is_metric and "setting" not in found else None
+    if "setting" in found and not said:
+        return None
+    found = _losses_of_parts(values) | _by_metric(found)
+    return found if any(name in _DECIDING or name.startswith(FIGURE) for name in found) else None
 
 
-def read_line(text: str) -> Reading | None:
+def _by_metric(named: Reading) -> Reading:
+    """The metrics alone, each in its unit, from all that has a known name."""
+    found = {name: value for name, value in named.items() if name not in _OTHER_FIELDS}
+    if "loss_of_epoch" in named:
+        found.setdefault("loss", named["loss_of_epoch"])
+    for loss, perplexity in (("loss", "perplexity"), ("eval_loss", "eval_perplexity")):
+        if named.get(perplexity, 0.0) >= 1.0:
+            found.setdefault(loss, math.log(named[perplexity]))
+    accuracy = found.pop("eval_accuracy", math.inf)
+    return found | ({"eval_accuracy": accuracy / 100 if accuracy > 1.0 else accuracy} if accuracy <= 100.0 else {})
+
+
+_DECIDING = ("loss", "eval_loss", "eval_accuracy")
+_OTHER_FIELDS = ("setting", "loss_of_epoch", "perplexity", "eval_perplexity")
+
+
+def _losses_of_parts(values: Mapping[str, float]) -> Reading:
+    """The sum of YOLO's `box_loss`, `cls_loss` and others, which is its loss; figures of a GAN's two networks."""
+    sums: dict[str, dict[str, float]] = {"train ": {}, "val ": {}}
+    for name, value in values.items():
+        if match := _PART.fullmatch(_plain(name)):
+            sums[match["set"] or "train "][match["part"]] = value
+    fields = {"train ": "loss", "val ": "eval_loss"}
+    found = {fields[of]: sum(parts.values()) for of, parts in sums.items() if {"box", "cls"} <= parts.keys()}
+    networks = {FIGURE + name: value for name, value in values.items() if _NETWORK.fullmatch(_plain(name))}
+    return found or (networks if len(networks) > 1 else {})
+
+
+def _written_plainly(text: str) -> str:
+    """A line with its numbers and counters in the known forms."""
+    for pattern, replacement in _OTHER_FORMS:
+        text = re.sub(pattern, replacement, text, flags=re.IGNORECASE)
+    return text
+
+
+def read_line(text: str, names: Mapping[MetricName, str] = MappingProxyType({})) -> Reading | None:
     """The metrics of one line that names a loss or a held-out accuracy; None for any other line.
 
     >>> read_line("iter 100: loss 2.3021, time 120.50ms, mfu 3.41%")
     {'step': 100.0, 'loss': 2.3021}
     >>> read_line("resumed from step 100, loss 2.31")
     """
-    text = _ESCAPES.sub("", text).rstrip()
-    if not any(name in text.lower() for name in ("loss", "acc")) or len(text) > _LONGEST_LINE:
+    known = ("loss", "acc", "ppl", "perplexity", *map(str.lower, names.values()))
+    if len(text) > _LONGEST_LINE or not any(name in text.lower() for name in known):
         return None
+    text = _ESCAPES.sub("", text).rstrip()
     line = "" if text.startswith(("-", "+", "*", "#", ">")) else text.strip()  # an item of a list, or a difference
     while stamp := _STAMP.match(line):
         line = line[stamp.end() :]
+    line = _written_plainly(line)
     if line.startswith("{"):
         with suppress(ValueError):
             numbers = dict(_numbers(written := json.loads(line)))
-            found = reading_of(numbers)
+            found = reading_of(numbers, names)
             return found if found and ("step" in found or len(numbers) == len(written)) else None
         line = re.sub(r"['\"{}]", "", line) if line.endswith("}") else ""
-    found = _pairs_reading(line)
+    found = _pairs_reading(line, names)
     is_placed = found is not None and not found.keys().isdisjoint(("step", "epoch"))
     return found if is_placed or not text[0].isspace() else None  # an indented loss is a setting or a summary
 
@@ -148,7 +228,7 @@ def _amount(element: re.Match[str]) -> tuple[str, float, str] | None:
     return name, float(number.replace(",", "")), (element["unit"] or element["spaced_unit"] or "").strip()
 
 
-def _pairs_reading(text: str) -> Reading | None:
+def _pairs_reading(text: str, names: Mapping[MetricName, str]) -> Reading | None:
     elements = _elements(text)
     values, place, scope = dict[str, float](), _place(elements), ""
     for each in elements:
@@ -158,10 +238,11 @@ def _pairs_reading(text: str) -> Reading | None:
         is_scoped = is_loss or _field(f"test {name}") == "eval_accuracy"
         if name and _field(name) != "epoch" and not (is_loss and unit):
             values.setdefault(scope + name if is_scoped else name, value / 100 if unit == "%" else value)
-    found = reading_of(values)
+    found = reading_of(values, names)
     # Beside a counter the loss of an evaluation is the mean so far.
     is_part = scope.lower().startswith(("val", "eval", "test")) and "total" in place
-    return None if found is None or is_part else found | place
+    is_figure = found is not None and found.keys().isdisjoint(_DECIDING)
+    return None if found is None or is_part or (is_figure and "step" not in place) else found | place
 
 
 def _place(elements: Iterable[re.Match[str]]) -> Reading:
@@ -179,14 +260,14 @@ def _place(elements: Iterable[re.Match[str]]) -> Reading:
     return place
 
 
-def _bar_reading(text: str) -> tuple[Reading, bool] | None:
+def _bar_reading(text: str, names: Mapping[MetricName, str]) -> tuple[Reading, bool] | None:
     """Where tqdm's bar of a training stands, with the metrics beside it, and whether these name a loss; else None."""
-    bar = _BAR.search(_ESCAPES.sub("", text)) if "%|" in text else None
+    bar = _BAR.search(_written_plainly(_ESCAPES.sub("", text))) if "%|" in text else None
     if bar is None or _OTHER_BAR.search(bar["before"]):
         return None
     parts = re.split(r"[|,]", re.sub(r"['{}]", "", f"{bar['before']},{bar['after'] or ''}"))
     amounts = [amount for part in parts for each in _elements(part.strip(" :")) if (amount := _amount(each))]
-    found = reading_of({name: value for name, value, unit in amounts if not unit}) or {}
+    found = reading_of({name: value for name, value, unit in amounts if not unit}, names) or {}
     return found | {"step": float(bar["n"]), "total": float(bar["total"])}, bool(found)
 
 
@@ -196,10 +277,11 @@ class LogReader:
 
     A reading without a step has that of the progress bar, else its epoch, else its number among those of this start.
     Steps grow within one start of the program though its counter begins again with every epoch. A regular expression,
-    with groups for the fields of a reading, replaces all forms that are known.
+    with groups for the fields of a reading, replaces all forms that are known. `names` are those of `reading_of`.
     """
 
     pattern: str | None = None
+    names: Mapping[MetricName, str] = field(default_factory=dict)
     _rest: str = ""
     _bar: Reading | None = None
     _waiting: Reading | None = None  # without a step, until tqdm draws its bar below the line
@@ -210,11 +292,14 @@ class LogReader:
     _last: Reading = field(default_factory=dict)
     _count: int = 0
     _at: float = 0.0
+    _trains: bool = False  # it has said a loss of the training
+    _evaluated: set[str] | None = None  # what the evaluation at this step has said, before the first loss
 
     def begin(self) -> None:
         """Another start of the program: its counters begin anew, and what was cut off does not count."""
         self._rest, self._bar, self._waiting, self._columns = "", None, None, []
-        self._before, self._last, self._count, self._at = 0.0, {}, 0, 0.0
+        self._before, self._last, self._count, self._at, self._evaluated = 0.0, {}, 0, 0.0, None
+        self._trains = False
 
     def read(self, text: str, *, last: bool = False, whole: bool = True) -> list[Reading]:
         """The readings of complete lines, with their steps; in the `last` call a line without an end may be `whole`."""
@@ -230,7 +315,10 @@ class LogReader:
             with suppress(ValueError):  # not a number
                 said = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
                 yield from (self._placed(said),) if said else ()
-        elif (bar := _bar_reading(line)) is not None:
+        elif (row := self._table_row(line)) is not None:
+            yield from self._let_go()
+            yield from (self._placed(row),) if row else ()
+        elif (bar := _bar_reading(line, self.names)) is not None:
             reading, has_loss = bar
             before = self._bar or reading
             is_over = before["step"] >= before["total"] and not self._last  # it was of something before the training
@@ -238,7 +326,7 @@ class LogReader:
                 self._bar = reading
             yield from self._let_go()
             yield from (self._placed(reading),) if has_loss else ()
-        elif (found := self._table_row(line) or read_line(line)) is not None:
+        elif (found := read_line(line, self.names)) is not None:
             yield from self._let_go()
             if "step" in found or self._bar is None:
                 yield self._placed(found)
@@ -251,18 +339,39 @@ class LogReader:
         self._waiting = None
 
     def _table_row(self, line: str) -> Reading | None:
-        """A row below a header such as `epoch,step,train_loss`, with commas, tabs or columns of spaces."""
-        cells = re.split(r"\s*,\s*|\t+|\s{2,}", line.strip())
+        """A row below a header such as `epoch,step,train_loss`, with commas, tabs or columns of spaces.
+
+        A row of YOLO is an epoch, which has a bar of its batches behind it; empty before that bar is full.
+        """
+        text, *bar = re.split(r":\s+(?=\d+%)", _ESCAPES.sub("", line), maxsplit=1)
+        cells = re.split(r"\s*,\s*|\t+|\s{2,}", text.strip())
         if len(cells) > 1 and not any(re.search(r"\d|[^\w ./@\-]", cell) for cell in cells):
-            self._columns = cells if {"step", "epoch"} & (reading_of(dict.fromkeys(cells, 1.0)) or {}).keys() else []
-        if len(cells) != len(self._columns) or not all(re.fullmatch(f"{_NUMBER}|", cell, re.I) for cell in cells):
+            found = reading_of(dict.fromkeys(cells, 1.0), self.names) or {}
+            self._columns = cells if {"step", "epoch"} & found.keys() else []
+        counted = re.fullmatch(r"(\d+)/(\d+)", cells[0]) if bar else None
+        numbers = [counted[1], *(cell.rstrip("GMKB") for cell in cells[1:])] if counted else cells
+        if len(cells) != len(self._columns) or not all(re.fullmatch(f"{_NUMBER}|", each, re.I) for each in numbers):
             return None
-        return reading_of({name: float(cell) for name, cell in zip(self._columns, cells, strict=True) if cell})
+        values = {name: float(each) for name, each in zip(self._columns, numbers, strict=True) if each}
+        row = reading_of(values, self.names)
+        if not counted or row is None:
+            return row
+        del row["epoch"]  # it is the step
+        return row | {"step": float(counted[1]), "total": float(counted[2])} if bar[0].startswith("100%") else {}
 
     def _placed(self, reading: Reading) -> Reading:
-        """The reading with its step; an evaluation without one has that of the reading before."""
+        """The reading with its step; an evaluation without one has that of the reading before.
+
+        Before the first loss an evaluation ends where its next value would be the second of its name.
+        """
+        said = reading.keys() & {"eval_loss", "eval_accuracy"}
         is_evaluation = "step" not in reading and "loss" not in reading
-        step = self._at if is_evaluation and self._at else self._step_of(reading)
+        is_same = self._evaluated is not None and self._evaluated.isdisjoint(said)
+        is_same &= reading.get("epoch") in (None, self._last.get("epoch"))
+        if "loss" in reading and not self._trains:
+            self._trains, self._count = True, max(0, int(self._at) - 1)
+        step = self._at if is_evaluation and (self._at if self._trains else is_same) else self._step_of(reading)
+        self._evaluated = said | (self._evaluated or set() if is_same else set())
         self._at = max(self._at, step)
         return reading | {"step": step}
 

@@ -18,12 +18,15 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import final
 
 import psutil
 
 from trainworks.agent.log_metrics import LogReader, reading_of
+from trainworks.config.track import MetricName
 from trainworks.files import size_of
 from trainworks.host.clock import SystemClock
 from trainworks.host.process import has_children
@@ -67,13 +70,14 @@ class ScriptMetricsReader:
         self._workdir, self._pids = Path(resolved.working_folder), set[int]()
         wanted, self._is_first = self._options.source, 0 in ranks
         self._outputs = {
-            f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.pattern))
+            f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.pattern, self._options.names))
             for rank in dict.fromkeys((0, resolved.processes.world_size - 1))
             if rank in ranks and wanted in ("auto", "output")
         }
         files = ("tensorboard", "wandb", "mlflow") if self._is_first else ()
         self._kinds = [each for each in files if wanted in ("auto", each)]
-        self._files = {path: TrackerFile(kind, path, from_end=True) for kind, path in self._found()}
+        names = self._options.names
+        self._files = {path: TrackerFile(kind, path, names, from_end=True) for kind, path in self._found()}
         self._files_at, self._files_every_s = 0.0, 1.0
         self._choice_s, self._choice_at = _CHOICE_S if self._is_first else 2 * _CHOICE_S, math.inf
         self._held: dict[str, list[Reading]] = {}
@@ -119,10 +123,11 @@ class ScriptMetricsReader:
             with suppress(psutil.Error):
                 children = psutil.Process().children(recursive=True) if has_children() else ()
                 self._pids |= {one.pid for one in children}
-            self._files |= {path: TrackerFile(kind, path) for kind, path in self._found() if path not in self._files}
-        found = [(file.kind, file.read()) for file in self._files.values()]
-        found += [(name, output.read(last=last, whole=self._is_whole)) for name, output in self._outputs.items()]
-        for source, readings in found:
+            found = ((kind, path) for kind, path in self._found() if path not in self._files)
+            self._files |= {path: TrackerFile(kind, path, self._options.names) for kind, path in found}
+        said = [(file.kind, file.read()) for file in self._files.values()]
+        said += [(name, output.read(last=last, whole=self._is_whole)) for name, output in self._outputs.items()]
+        for source, readings in said:
             if readings and self._source in (None, source):
                 self._held.setdefault(source, []).extend(readings)
                 self._choice_at = min(self._choice_at, now + self._choice_s)
@@ -143,11 +148,14 @@ class ScriptMetricsReader:
                 event = MetricsSourceEvent(kind="metrics_source", source=chosen)
                 self._run_dir.note(event | {"num_steps": max(totals)} if totals else event)
             self._source = chosen
-        rows = self._steps.rows(self._held.get(self._source, ()))
+        held = self._held.get(self._source, [])
+        rows = self._steps.rows(held if self._source in self._outputs else sorted(held, key=itemgetter("t")))
         self._held.clear()
         append_metrics(metrics, rows)
         self._size = size_of(metrics)
-        if self._options.patience is not None and any("evaluation" in row for row in rows):
+        if self._options.patience is not None and any(
+            self._options.metric in row.get("evaluation", {}) for row in rows
+        ):
             record = import_module("trainworks.record.evaluations")  # it needs numpy, which most commands do without
             found = record.standing(record.read_evaluations(self._run_dir, self._options.metric), self._options)
             self._is_over = found.is_stalled(self._options.patience)
@@ -207,19 +215,47 @@ def tracker_files(folder: Path, workdir: Path, pids: Collection[int]) -> Iterato
 class TrackerFile:
     """Reads what was added to a file of a tracker, or to the folder `metrics` of a run of MLflow."""
 
-    def __init__(self, kind: str, path: Path, *, from_end: bool = False) -> None:
-        self.kind, self._path = kind, path
+    def __init__(
+        self, kind: str, path: Path, names: Mapping[MetricName, str] = MappingProxyType({}), *, from_end: bool = False
+    ) -> None:
+        self.kind, self._path, self._names = kind, path, names
         self._offsets: dict[Path, int] = {}
+        self._known = set[str]()
         if from_end:
             self.read()
 
     def read(self) -> list[Reading]:
         """Readings of complete records, with their times, in the order of their steps."""
         merged: dict[float, Reading] = {}
-        for t, step, values in self._logged():
-            merged[step] = merged.get(step, {}) | values | {"t": t}
-        found = ((values["t"], step, reading_of(values)) for step, values in sorted(merged.items()))
+        for t, step, tags in self._logged():
+            values = {self._name(tag): value for tag, value in tags.items()}
+            self._known |= values.keys()
+            merged[step] = merged.get(step, {}) | self._without_means(values) | {"t": t}
+        found = ((values["t"], step, reading_of(values, self._names)) for step, values in sorted(merged.items()))
         return [reading | {"step": step, "t": t} for t, step, reading in found if reading]
+
+    def _name(self, tag: str) -> str:
+        """The tag, with what the folder of an event file adds: `loss_val` of `add_scalars`, or `validation`.
+
+        A folder `test` may be that of a trial, and is of held-out data beside a folder `train` alone.
+        """
+        folder = self._path.parent
+        if self.kind != "tensorboard" or re.search("train|val|test", tag, re.IGNORECASE):
+            return tag
+        if folder.name.startswith(scope := f"{tag.replace('/', '_')}_"):
+            return f"{tag}/{folder.name.removeprefix(scope)}"
+        held_out = ("val", "valid", "validation", "eval", "evaluation")
+        is_held_out = folder.name in held_out or (folder.name == "test" and (folder.parent / "train").is_dir())
+        return f"val/{tag}" if is_held_out else tag
+
+    def _without_means(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The values without `train_loss_epoch` where `train_loss_step` is known: a curve has one of them."""
+        return {
+            name: value
+            for name, value in values.items()
+            if f"{name.removesuffix('_epoch')}_step" not in self._known
+            or "loss" not in (reading_of({name: value}) or {})
+        }
 
     def _logged(self) -> Iterator[_Logged]:
         for file in [self._path] if self._path.is_file() else filter(Path.is_file, self._path.rglob("*")):

@@ -107,7 +107,8 @@ def _check_pattern(pattern: str) -> str:
     return pattern
 
 
-PATTERN_GROUPS = ("step", "loss", "lr", "grad_norm", "eval_loss", "eval_accuracy")
+MetricName = Literal["step", "loss", "lr", "grad_norm", "eval_loss", "eval_accuracy"]
+PATTERN_GROUPS: tuple[MetricName, ...] = get_args(MetricName)
 
 
 class ScriptMetrics(Spec):
@@ -119,6 +120,9 @@ class ScriptMetrics(Spec):
     pattern: Annotated[str, AfterValidator(_check_pattern)] | None = None
     """Regular expression of an output line, in place of the known forms, with groups: `(?P<step>...)`, `loss`, `lr`,
     `grad_norm`, `eval_loss`, `eval_accuracy`."""
+    names: dict[MetricName, Annotated[str, Field(min_length=1, max_length=250)]] = Field(default_factory=dict)
+    """Tags of a tracker, or keys of JSON and names in the output, by the metric that each is: `loss: objective/kl`. All
+    others are read by their usual names."""
     steps: Annotated[int, Field(ge=1)] | None = None
     """Steps of the whole training; by default as the output counts them, `10/500`."""
     objective: Literal["loss", "held-out loss", "held-out accuracy"] = "loss"

@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from trainworks.config.data import Evaluation, Metric
 from trainworks.config.track import ScriptMetrics
 from trainworks.record.events.log import read_events
@@ -59,7 +57,7 @@ def standing(evaluations: Iterable[EvaluatedStep], settings: Evaluation | Script
 
 def evaluated_steps(steps: Steps, metric: Metric) -> list[EvaluatedStep]:
     """The evaluations among these steps."""
-    evaluated = steps.where(np.isfinite(steps["evaluation_s"]))
+    evaluated = steps.evaluated()
     values = evaluated[f"eval_{metric}"].tolist()
     return [EvaluatedStep(int(step), value) for step, value in zip(evaluated["step"].tolist(), values, strict=True)]
 
@@ -82,11 +80,11 @@ def _effective(run_dir: RunDir, until_step: int | None) -> Steps:
 def evaluation_after(run_dir: RunDir, step: int) -> EvaluationResult | None:
     """What the evaluation after a step found, of the history that led to the weights; None without one."""
     steps = _effective(run_dir, step)
-    steps = steps.where((steps["step"] == step) & np.isfinite(steps["evaluation_s"]))
+    steps = steps.where(steps["step"] == step).evaluated()
     if not len(steps):
         return None
     found = EvaluationResult(loss=float(steps["eval_loss"][-1]))
-    if figures := dict(steps.held_out_figures()).get(step):
+    if figures := dict(steps.figures("evaluation")).get(step):
         found["figures"] = dict(figures)
     if math.isfinite(accuracy := float(steps["eval_accuracy"][-1])):
         found["accuracy"] = accuracy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,14 +29,15 @@ CALLBACK_COLUMNS = ("callbacks_longest", "callbacks_longest_s", "callbacks_total
 """Fields of `callbacks`, on the last row of a logging interval."""
 _ALL = (
     *(*COLUMNS, "accuracy", *EVALUATION_COLUMNS, "skipped", *SLOWEST_COLUMNS),
-    *("callback_s", *CALLBACK_COLUMNS, "num_steps"),
+    *("callback_s", *CALLBACK_COLUMNS, "num_steps", "alone"),
 )
-"""With the reason of a skipped step as its index in `_SKIPPED`."""
+"""With the reason of a skipped step as its index in `_SKIPPED`; `alone` is 1 of an evaluation or figures alone."""
 _CHUNK_BYTES = 1 << 20
 """Lines that are decoded at once: their objects take several times the memory of their text."""
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+_Figures = Mapping[str, Mapping[int, Mapping[str, float]]]
 
 
 class Steps:
@@ -45,12 +46,10 @@ class Steps:
     Args:
         columns: of the whole record, see `COLUMNS`.
         rows: indexes of the chosen rows, in order.
-        figures: of evaluations by the index of their row, see `named_figures`.
+        figures: by the index of their row, of evaluations and of programs; see `named_figures`.
     """
 
-    def __init__(
-        self, columns: Mapping[str, Floats], rows: NDArray[np.intp], figures: Mapping[int, Mapping[str, float]]
-    ) -> None:
+    def __init__(self, columns: Mapping[str, Floats], rows: NDArray[np.intp], figures: _Figures) -> None:
         self._columns = columns
         self.rows = rows
         self._figures = figures
@@ -69,14 +68,21 @@ class Steps:
         """These rows and others of the same record, one after the other."""
         return Steps(self._columns, np.concatenate([self.rows, *(other.rows for other in others)]), self._figures)
 
-    def held_out_figures(self) -> list[tuple[int, Mapping[str, float]]]:
-        """Step and named figures of the evaluations that have some, in the order of the rows."""
-        steps = self["step"].tolist()
+    def figures(self, kind: Literal["evaluation", "program"]) -> list[tuple[int, Mapping[str, float]]]:
+        """Step and named figures of the evaluations, or what a program says beside its loss, in the order of rows."""
+        steps, figures = self["step"].tolist(), self._figures[kind]
         return [
-            (int(step), self._figures[row])
-            for step, row in zip(steps, self.rows.tolist(), strict=True)
-            if row in self._figures
+            (int(step), figures[row]) for step, row in zip(steps, self.rows.tolist(), strict=True) if row in figures
         ]
+
+    def evaluated(self) -> Steps:
+        """The rows of evaluations; of those of one step the last, which has the values of all."""
+        found = self.where(np.isfinite(self["evaluation_s"]))
+        return found.where(np.append(found["step"][1:] != found["step"][:-1], [True] * (len(found) > 0)).astype(bool))
+
+    def trained(self) -> Steps:
+        """The rows of training steps, without those that are an evaluation or figures alone."""
+        return self.where((self.num_steps > 0) & np.isnan(self["alone"]))
 
     @property
     def num_steps(self) -> Floats:
@@ -109,10 +115,12 @@ class Steps:
         Args:
             returns: time of every restart or rollback, and the step from which training continued.
         """
-        step, written_at = self["step"] + 0.5 * (self.num_steps == 0), self["t"]  # an evaluation follows its step
-        limit = np.full(len(step), np.inf)
-        if len(step) > 1:
-            limit[:-1] = np.minimum.accumulate(step[:0:-1])[::-1]
+        alone, written_at = np.isfinite(self["alone"]), self["t"]
+        step = self["step"] + 0.5 * alone  # an evaluation follows its step
+        same = (self["step"][1:] == self["step"][:-1]) & (self["attempt"][1:] == self["attempt"][:-1])
+        begins = np.flatnonzero(~(same & (alone[1:] | alone[:-1]))) + 1  # rows of one step do not undo each other
+        following = np.append(begins, len(step))[np.searchsorted(begins, np.arange(len(step)), side="right")]
+        limit = np.append(np.minimum.accumulate(step[::-1])[::-1], np.inf)[following]
         back = sorted(returns)
         if back:
             first_again = np.array([[at, to + 1] for at, to in back] + [[np.inf, np.inf]])
@@ -123,7 +131,7 @@ class Steps:
 
 
 class MetricColumns:
-    """Columns of a metrics file, of 224 bytes a row; empty before the first look.
+    """Columns of a metrics file, of 232 bytes a row; empty before the first look.
 
     Args:
         file: `metrics.jsonl`, which need not exist yet.
@@ -136,7 +144,7 @@ class MetricColumns:
     def _clear(self) -> None:
         self._offset = self._num_rows = 0
         self._values = np.empty((len(_ALL), 0))
-        self._figures: dict[int, dict[str, float]] = {}
+        self._figures: dict[str, dict[int, dict[str, float]]] = {"evaluation": {}, "program": {}}
 
     def __len__(self) -> int:
         return self._num_rows
@@ -170,16 +178,21 @@ class MetricColumns:
             found = [_value(line) for line in complete.splitlines()]
         rows = [row for row in found if isinstance(row, dict)]
         for row in rows:
-            if not row.keys().isdisjoint(("skipped", "slowest", "evaluation", "callbacks")):
+            if not row.keys().isdisjoint(("skipped", "slowest", "evaluation", "callbacks", "figures")):
                 _flatten(row)
         block = np.array([_column(rows, name) for name in _ALL]).reshape(len(_ALL), len(rows))
         kept = np.flatnonzero(np.isfinite(block[_ALL.index("step")]) & np.isfinite(block[_ALL.index("t")]))
-        for place, index in enumerate(kept.tolist(), self._num_rows):
-            found = rows[index].get("evaluation")
-            if isinstance(found, dict) and (figures := named_figures(found)):
-                self._figures[place] = figures
+        self._take_figures([rows[index] for index in kept.tolist()])
         self._append(block[:, kept])
         return not complete or self._offset >= size
+
+    def _take_figures(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Keep the named figures of rows by the places that they get."""
+        for place, row in enumerate(rows, self._num_rows):
+            if "evaluation" in row or "figures" in row:
+                for kind, found in (("evaluation", row.get("evaluation")), ("program", row)):
+                    if isinstance(found, dict) and (figures := named_figures(found)):
+                        self._figures[kind][place] = figures
 
     def _append(self, block: Floats) -> None:
         begin, end = self._num_rows, self._num_rows + block.shape[1]
@@ -212,6 +225,7 @@ def _value(line: bytes) -> Any:
 
 def _flatten(row: dict[str, Any]) -> None:
     """Numbers in place of a reason, and fields of `slowest`, `evaluation` and `callbacks` as fields of the row."""
+    row["alone"] = 1.0 if "loss" not in row and ("evaluation" in row or "figures" in row) else np.nan
     reason = row.get("skipped")
     row["skipped"] = _SKIPPED.index(reason) if reason in _SKIPPED else len(_SKIPPED) if reason else np.nan
     for field, prefix in (("slowest", "slowest"), ("evaluation", "eval"), ("callbacks", "callbacks")):

@@ -78,7 +78,7 @@ class MetricsRow(TypedDict):
     t: float
     """End of the step, seconds since the epoch."""
     loss: NotRequired[float]
-    """Mean over all tokens of the global batch, natural logarithm; absent in a row that is an evaluation alone."""
+    """Mean over all tokens of the global batch, natural logarithm; absent of an evaluation or figures alone."""
     accuracy: NotRequired[float]
     """Share of the global batch that the model had right before the step, 0-1: pairs in the right order, or with KTO
     answers on the right side; of `preference`."""
@@ -87,7 +87,8 @@ class MetricsRow(TypedDict):
     lr: NotRequired[float]
     tokens: NotRequired[int]
     num_steps: NotRequired[int]
-    """Steps since the row before, whose mean this row is; 0 for an evaluation alone. One where it is absent."""
+    """Steps since the row before, whose mean this row is; 0 for an evaluation or figures alone, after the first loss.
+    One where it is absent."""
     step_s: float
     data_s: NotRequired[float]
     compute_s: float
@@ -105,6 +106,8 @@ class MetricsRow(TypedDict):
     """Result of that evaluation."""
     skipped: NotRequired[str]
     """Reason for a step without update of the weights: `nonfinite`, `spike`, or `loss_scale` (fp16, not a fault)."""
+    figures: NotRequired[dict[str, float]]
+    """Values by name that a command's own program says beside the loss, or alone."""
     overflow: NotRequired[float]
     """Share of the copies of tokens for which no rank had room, 0-1, mean over the ranks; with `expert_capacity`."""
     memory_peak_bytes: NotRequired[int]
@@ -118,68 +121,78 @@ class MetricsRow(TypedDict):
 
 Reading = dict[str, float]
 """What a program says of one step: `step`, `t`, `loss`, `lr`, `grad_norm`, `tokens`, `eval_loss`, `eval_accuracy`,
-`eval_runtime`; and how its output counts: `total` of the counter, `epoch`."""
+`eval_runtime`, own figures behind `FIGURE`; and how its output counts: `total` of the counter, `epoch`."""
+FIGURE = "figures/"
+"""Begins the name of an own figure in a reading."""
 
 
 class LoggedSteps:
     """Rows of the record from what a program says of its steps, every one or some of them.
 
     A step has the mean time since the step before, as compute; that of the first one is not known. A step that repeats
-    an earlier one of its attempt is left out, and so is an evaluation before the first loss. An accuracy
-    that is said behind the loss of an evaluation belongs to it.
+    an earlier one of its attempt is left out. Before the first loss an evaluation, or a figure alone, is a step, too.
+    An accuracy that is said behind the loss of an evaluation belongs to it.
     """
 
     def __init__(self, attempt: int) -> None:
         self._attempt = attempt
-        self._step, self._newest, self._t, self._evaluation_s = -1, -1, 0.0, 0.0
-        self._evaluated: MetricsRow | None = None
+        self._trained, self._step, self._newest, self._t, self._evaluation_s = -1, -1, -1, 0.0, 0.0
+        self._said: MetricsRow | None = None  # with an evaluation or figures
         self._written: MetricsRow | None = None  # the same, of an earlier call: in the record by now
 
     def rows(self, readings: Iterable[Reading]) -> list[MetricsRow]:
         """Rows of readings in the order of their times."""
-        self._written = self._evaluated
+        self._written = self._said
         return [row for each in readings if (row := self._row(each)) is not None]
 
     def _row(self, reading: Reading) -> MetricsRow | None:
-        step, t, is_first, trains = int(reading["step"]), reading["t"], self._step < 0, "loss" in reading
-        if step < self._newest or (step == self._step if trains else is_first):
+        step, t, trains = int(reading["step"]), reading["t"], "loss" in reading
+        if step < self._newest or (trains and step == self._trained):
             return None
-        num_steps = 0 if not trains else 1 if is_first else step - self._step
-        spent_s = t - self._t if not trains and step == self._step else 0.0
+        opens, is_first = trains or (self._trained < 0 and step > self._newest), self._step < 0
+        num_steps = 0 if not opens else 1 if is_first else max(1, step - self._step)
         row = MetricsRow(step=step, attempt=self._attempt, t=t, num_steps=num_steps, step_s=0.0, compute_s=0.0)
-        found: Any = {name: reading[f"eval_{name}"] for name in ("loss", "accuracy") if f"eval_{name}" in reading}
-        if found and not trains and self._evaluated is not None and self._evaluated["step"] == step:
-            found = self._joined(found, self._evaluated)
-            if not found:
-                return None
-        if found:
-            self._evaluated = row
-            row["evaluation"] = found
-            row["step_s"] = row["evaluation_s"] = reading.get("eval_runtime", spent_s)
+        self._describe(row, reading, t - self._t if not opens and step == self._step else 0.0)
+        if not trains and self._said is not None and self._said["step"] == step and self._is_in(row, self._said):
+            return None
+        self._said = row if "evaluation" in row or "figures" in row else self._said
         self._newest = step
-        if not trains:
+        if not opens:
             self._evaluation_s += row["step_s"]
             return row
         if not is_first:
             row["compute_s"] = max(0.0, t - self._t - self._evaluation_s - row["step_s"]) / num_steps
             row["step_s"] += row["compute_s"]
+        self._trained = step if trains else self._trained
         self._step, self._t, self._evaluation_s = step, t, 0.0
-        for name in sorted({"loss", "lr", "grad_norm", "tokens"} & reading.keys()):
-            row[name] = reading[name]  # type: ignore[literal-required]
         return row
 
-    def _joined(self, found: EvaluationResult, before: MetricsRow) -> EvaluationResult:
-        """What a program says of one evaluation in several lines, together; empty if the row before can still take it.
+    def _describe(self, row: MetricsRow, reading: Reading, spent_s: float) -> None:
+        """Put the values of a reading into its row; an evaluation has the time that the program says, or `spent_s`."""
+        for name in sorted({"loss", "lr", "grad_norm", "tokens"} & reading.keys()):
+            row[name] = reading[name]  # type: ignore[literal-required]
+        found: Any = {name: reading[f"eval_{name}"] for name in ("loss", "accuracy") if f"eval_{name}" in reading}
+        if found:
+            row["evaluation"] = found
+            row["step_s"] = row["evaluation_s"] = reading.get("eval_runtime", spent_s)
+        if figures := {name.removeprefix(FIGURE): reading[name] for name in reading if name.startswith(FIGURE)}:
+            row["figures"] = figures
 
-        A row that was handed over stays as it is, and a later one of the same step counts in its place.
+    def _is_in(self, row: MetricsRow, before: MetricsRow) -> bool:
+        """Join what a program says of one evaluation in several lines; whether the row before could still take it.
+
+        A row that was handed over stays as it is, and a later evaluation of the same step has its values, too.
         """
-        known = before["evaluation"]
+        known, found = before.get("evaluation", {}), row.get("evaluation", {})
         if not found.keys().isdisjoint(known):
-            return found
-        if before is self._written:
-            return EvaluationResult(**known, **found)  # type: ignore[typeddict-item]
-        known.update(found)
-        return EvaluationResult()
+            return False
+        is_open = before is not self._written and ("evaluation" in before or not found)
+        target = before if is_open else row
+        if found:
+            target["evaluation"] = EvaluationResult(**known, **found)  # type: ignore[typeddict-item]
+        if is_open and "figures" in row:
+            before["figures"] = before.get("figures", {}) | row["figures"]
+        return is_open
 
 
 def append_metrics(path: Path, rows: Iterable[MetricsRow]) -> None:

@@ -45,7 +45,20 @@ def evaluation_blocks(found: Evaluations, curves: Curves | None) -> list[Block]:
     if found.ended_early:
         times = f"{found.num_without_improvement} evaluation{'s' if found.num_without_improvement > 1 else ''}"
         blocks.append(Text(f"The run ended early: {times} in a row without an improvement.", "bold"))
-    return [*blocks, *(_charts(curves.held_out) if curves else ()), *_texts(found)]
+    losses_apart = (
+        {name: points for name, points in curves.held_out.items() if not name.endswith("/loss")} if curves else {}
+    )
+    return [*blocks, *_charts(losses_apart, "Held-out "), *_texts(found)]
+
+
+def figure_blocks(figures: Mapping[str, Sequence[Point]]) -> list[Block]:
+    """What a command says beside its loss, with its curves."""
+    rows: list[Sequence[str | Styled]] = [
+        [Styled(name, "bold"), f"{points[0][1]:.4g}", f"{points[-1][1]:.4g}"]
+        for name, points in figures.items()
+        if points
+    ]
+    return [Table([*left("figure"), *right("first step", "last step")], rows), *_charts(figures)] if rows else []
 
 
 def _held_out(point: EvaluatedPoint) -> str:
@@ -82,16 +95,18 @@ def _texts(found: Evaluations) -> Iterable[Block]:
             yield Details(f"Written after step {step:,}", blocks, only="page")
 
 
-def _charts(figures: Mapping[str, Sequence[Point]]) -> Iterable[Block]:
-    """One chart for each kind of figure, with a line for each set; the losses are in the chart of the loss."""
+def _charts(figures: Mapping[str, Sequence[Point]], of: str = "") -> Iterable[Block]:
+    """One chart for each kind of figure, with a line for each set."""
     kinds = dict.fromkeys(name.rpartition("/")[2] for name in figures)
     for kind in kinds:
         lines = {name: points for name, points in figures.items() if name.rpartition("/")[2] == kind and points}
-        if kind == "loss" or not lines:
+        if not lines:
             continue
+        what = f"{of}{kind}"
+        title = f"{what[:1].upper()}{what[1:]}"
         steps, values = zip(*(point for points in lines.values() for point in points), strict=True)
         chart = Chart(
-            f"Held-out {kind}, steps {min(steps)} to {max(steps)}",
+            f"{title}, steps {min(steps)} to {max(steps)}",
             x=build_axis(min(steps) if min(steps) > 1 else 0, max(steps), num_ticks=7, whole=True),
             y=build_axis(min(values), max(values)),
             x_unit="steps",
@@ -99,7 +114,7 @@ def _charts(figures: Mapping[str, Sequence[Point]]) -> Iterable[Block]:
             dots=[dot for _, dots in held_out_lines(lines) for dot in dots],
             names=[held_out_key(place, name) for place, name in enumerate(lines)],
         )
-        yield Text(f"Held-out {kind}, over optimizer steps.", "dim", only="page")
+        yield Text(f"{title}, over optimizer steps.", "dim", only="page")
         yield chart
 
 

@@ -127,7 +127,8 @@ def _figures(
     parts = [f"{name.removesuffix('_s')} {format_duration(mean)}" for name, mean in means if mean >= 5e-5]
     figures = {
         "step": f"{row['step']:,}{of}",
-        "loss": f"{row['loss']:.4f}",
+        **({"loss": f"{row['loss']:.4f}"} if "loss" in row else {}),
+        **{name: f"{value:.4g}" for name, value in snapshot.figures.items()},
         **({"throughput": f"{format_count(rate)} {unit}/s"} if (rate := snapshot.tokens_per_s) is not None else {}),
         **({"step time": f"{format_duration(snapshot.step_s or 0)} = {' + '.join(parts)}"} if parts else {}),
         **({"memory": format_bytes(peak)} if (peak := snapshot.memory_peak_bytes) is not None else {}),

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from trainworks.record.ledger import Ledger
 from trainworks.report import wording
-from trainworks.report.held_out import evaluation_blocks, held_out_key, held_out_lines
+from trainworks.report.held_out import evaluation_blocks, figure_blocks, held_out_key, held_out_lines
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (
     FULL_BLOCK,
@@ -63,6 +63,7 @@ def document(report: Report) -> Document:
         Section("Out of memory", _out_of_memory(report.out_of_memory) if report.out_of_memory else []),
         Section("Loss", _loss(report), only="page"),
         Section("Evaluation", evaluation_blocks(report.evaluations, report.curves) if report.evaluations else []),
+        Section("Figures", figure_blocks(report.curves.figures) if report.curves else []),
         Section("Planned and measured", _comparison(report.comparison) if report.comparison else []),
         Section("Memory", _memory(report.comparison) if report.comparison else [], only="page"),
         Section("Throughput", _throughput(report), only="page"),
@@ -175,7 +176,7 @@ def _step_chart(
     held_out: Mapping[str, Sequence[Point]] | None = None,
 ) -> list[Block]:
     """A chart over the steps, with its restarts and checkpoints; nothing without a point."""
-    steps = [step for line in lines for step, _ in line.points]
+    steps = [step for points in (*(line.points for line in lines), *(held_out or {}).values()) for step, _ in points]
     if not steps:
         return []
     evaluated = [*held_out_lines(held_out or {})]

@@ -108,7 +108,7 @@ class Messenger:
             cause=notify.cause_text(progress.status.end),
             step=progress.latest["step"] if progress.latest else 0,
             num_steps=num_steps,
-            loss=progress.latest["loss"] if progress.latest else None,
+            loss=progress.latest.get("loss") if progress.latest else None,
             deadline_at=progress.deadline_at(resolved.run_file.goal),
             eta_s=progress.eta_s(num_steps) if num_steps else None,
             anchored_eta_s=progress.anchored_eta_s(num_steps) if num_steps else None,

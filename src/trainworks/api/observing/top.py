@@ -63,7 +63,7 @@ def _line(run: WatchedRun) -> LiveRun | None:
         state=str(progress.state),
         step=row["step"] if row else None,
         num_steps=plan.num_steps if plan else None,
-        loss=row["loss"] if row else None,
+        loss=row.get("loss") if row else None,
         step_s=progress.step_s,
         planned_step_s=plan.step_time.total_s if plan else None,
         anchored_step_s=progress.anchored.step_s if progress.anchored else None,

@@ -78,6 +78,7 @@ class WatchedRun:
             anchored=progress.anchored,
             slowest=progress.slowest,
             evaluation=progress.evaluation,
+            figures=dict(progress.figures),
             memory_peak_bytes=progress.memory_peak_bytes,
             checkpoint_step=progress.checkpoint_step,
             checkpoint_at=progress.checkpoint_at,

@@ -144,6 +144,7 @@ def _notes(facts: RunFacts) -> Iterator[str]:
         yield "No step is recorded: only the start and failures can be judged"
         if not facts.resolved.is_workload:
             yield "Lines that have a loss in another form than the known ones are named by `metrics: {pattern: ...}`"
+            yield "A tag of a tracker, or a key of JSON, is named by `metrics: {names: {loss: TAG}}`"
     elif processes.world_size > 1 and np.isnan(facts.rows["slowest_rank"]).all():
         yield "The record has no times of single ranks: a slow rank shows as communication"
     yield from _notes_on_plan(facts)

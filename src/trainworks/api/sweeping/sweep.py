@@ -289,11 +289,11 @@ class TrialRun:
         recorded = self._columns.steps()
         steps = recorded.where(~recorded.is_lost())
         if self._objective == "loss":
-            trained = steps.where(steps.num_steps > 0)
+            trained = steps.trained()
             done = trained["step"].astype(int).tolist()
             return smoothed(done, trained["loss"].tolist(), self.num_steps) if self.num_steps else []
         name, sign = ("eval_accuracy", -1.0) if self._objective == "held-out accuracy" else ("eval_loss", 1.0)
-        evaluated = steps.where(np.isfinite(steps["evaluation_s"]))
+        evaluated = steps.evaluated()
         return [(int(s), sign * v) for s, v in zip(evaluated["step"].tolist(), evaluated[name].tolist(), strict=True)]
 
     def value(self) -> float | None:

@@ -38,7 +38,7 @@ def _row(run: Run) -> dict[str, Any]:
         "run": run.id,
         "state": str(state),
         "step": progress.latest["step"] if progress.latest else None,
-        "loss": progress.latest["loss"] if progress.latest else None,
+        "loss": progress.latest.get("loss") if progress.latest else None,
         "updated_at": progress.status.updated_at,
         "cause": note or progress.status.cause,
     }
@@ -60,7 +60,7 @@ def status_command(run: OptionalRun = None, runs: RunsOption = None, as_json: As
         "message": note or progress.status.message,
         "step": progress.latest["step"] if progress.latest else None,
         "num_steps": plan.num_steps if plan else None,
-        "loss": progress.latest["loss"] if progress.latest else None,
+        "loss": progress.latest.get("loss") if progress.latest else None,
         "tokens_per_s": progress.tokens_per_s,
         "memory_peak_bytes": progress.memory_peak_bytes,
         "checkpoint_step": progress.checkpoint_step,

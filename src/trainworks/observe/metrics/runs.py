@@ -49,6 +49,8 @@ class RunSnapshot:
     memory_peak_bytes: int | None = None
     evaluation: tuple[int, EvaluationResult] | None = None
     """Step and result of the last evaluation on held-out data."""
+    figures: Mapping[str, float] = field(default_factory=dict)
+    """Last values of what a command says beside its loss, by name."""
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
     checkpoint_bytes: int | None = None
@@ -242,6 +244,13 @@ _METRICS = (
         lambda run: run.evaluation[0] if run.evaluation else None,
         "Step of the last evaluation on held-out data.",
         "metrics.jsonl",
+    ),
+    _metric(
+        "figure",
+        attrgetter("figures"),
+        "Last value that a command says beside its loss, by its name.",
+        "metrics.jsonl",
+        label="name",
     ),
     _metric("gradient_norm", _latest("grad_norm"), "Gradient norm of the last step before clipping.", "metrics.jsonl"),
     _metric("learning_rate", _latest("lr"), "Learning rate of the last step.", "metrics.jsonl"),

@@ -109,6 +109,7 @@ def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     rate = row.get("tokens", 0) / training_s if training_s > 0 else 0.0
     named = {"loss": "loss", "accuracy": "accuracy", "grad_norm": "grad_norm", "lr": "learning_rate"}
     values = {f"train/{name}": float(row[key]) for key, name in named.items() if key in row}  # type: ignore[literal-required]
+    values |= {f"train/{name}": value for name, value in named_figures(row).items()}
     values |= {f"train/{unit}_per_s": rate} if "tokens" in row else {}
     plan = resolved.plan
     if plan is not None and (mfu := plan.mfu(rate)) is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from pydantic import Field
 
 from trainworks.record.events.log import Event
 from trainworks.record.history import returns_of
-from trainworks.record.metric_columns import Floats, MetricColumns, Steps, thinned
+from trainworks.record.metric_columns import Floats, MetricColumns, thinned
 from trainworks.report.runs.part import ReportPart
 
 MAX_POINTS = 1500
@@ -41,6 +41,8 @@ class Curves(ReportPart):
     accuracy: tuple[Line, ...] = ()
     """Empty for a task whose training counts none."""
     eval_accuracy: tuple[Point, ...] = ()
+    figures: dict[str, tuple[Point, ...]] = Field(default_factory=dict)
+    """What a command's own program says beside its loss, by name."""
 
 
 def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
@@ -56,20 +58,22 @@ def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
         effective = _thin(step[~lost], values[~lost])
         return (*thrown, Line(lost=False, attempt=None, points=effective)) if effective else tuple(thrown)
 
-    evaluated = ~lost & np.isfinite(steps["evaluation_s"])
+    effective = steps.where(~lost)
+    evaluated = effective.evaluated()
     return Curves(
         loss=lines(steps["loss"]),
         tokens_per_s=lines(tokens_per_s),
-        eval_loss=_thin(step[evaluated], steps["eval_loss"][evaluated]),
-        held_out=_named(steps.where(evaluated)),
+        eval_loss=_thin(evaluated["step"], evaluated["eval_loss"]),
+        held_out=_named(evaluated.figures("evaluation")),
         accuracy=lines(steps["accuracy"]),
-        eval_accuracy=_thin(step[evaluated], steps["eval_accuracy"][evaluated]),
+        eval_accuracy=_thin(evaluated["step"], evaluated["eval_accuracy"]),
+        figures=_named(effective.figures("program")),
     )
 
 
-def _named(evaluated: Steps) -> dict[str, tuple[Point, ...]]:
+def _named(said: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, tuple[Point, ...]]:
     found: defaultdict[str, list[Point]] = defaultdict(list)
-    for step, figures in evaluated.held_out_figures():
+    for step, figures in said:
         for name, value in figures.items():
             found[name].append((step, value))
     return {name: _thin(*np.array(points).T) for name, points in found.items()}

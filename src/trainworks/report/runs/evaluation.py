@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from statistics import median
 
-import numpy as np
 from pydantic import Field
 
 from trainworks.config.data import Evaluation, Metric
@@ -67,11 +66,11 @@ def build_evaluations(resolved: ResolvedRun, history: History) -> Evaluations | 
     """The evaluations of the effective steps; None if there are none yet."""
     workload, script = resolved.run_file.workload, resolved.run_file.metrics
     settings = workload.eval if workload else script
-    steps = history.effective.where(np.isfinite(history.effective["evaluation_s"]))
+    steps = history.effective.evaluated()
     if settings is None or not len(steps):
         return None
     found = standing(evaluated_steps(steps, settings.metric), settings)
-    named = dict(steps.held_out_figures())
+    named = dict(steps.figures("evaluation"))
     points = [
         EvaluatedPoint(
             step=int(step),

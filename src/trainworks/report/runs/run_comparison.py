@@ -147,6 +147,9 @@ def _figures(first: Report, second: Report) -> Iterator[ComparedFigure]:
         yield ComparedFigure(
             name=f"held-out {name}", unit="value", first=mine_held_out.get(name), second=others_held_out.get(name)
         )
+    mine_own, others_own = _own(first), _own(second)
+    for name in dict.fromkeys([*mine_own, *others_own]):
+        yield ComparedFigure(name=name, unit="value", first=mine_own.get(name), second=others_own.get(name))
     yield ComparedFigure(name="wall clock", unit="s", first=first.wall_clock_s, second=second.wall_clock_s)
     yield ComparedFigure(
         name="runtime goodput", unit="ratio", first=first.runtime_goodput, second=second.runtime_goodput
@@ -158,6 +161,11 @@ def _held_out(report: Report) -> dict[str, float | None]:
     if (found := report.evaluations) is None:
         return {}
     return {"loss": found.last.loss, "accuracy": found.last.accuracy, **found.last.figures}
+
+
+def _own(report: Report) -> dict[str, float]:
+    """What a command last said beside its loss."""
+    return {name: points[-1][1] for name, points in report.curves.figures.items() if points} if report.curves else {}
 
 
 def _planned(comparison: Comparison | None) -> float | None:

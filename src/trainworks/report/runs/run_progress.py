@@ -14,7 +14,7 @@ from trainworks.record.events.log import Event, read_events_from, read_lines_fro
 from trainworks.record.events.training import CheckpointDamagedEvent, CheckpointEvent
 from trainworks.record.manifest import describe_damage
 from trainworks.record.measured.step_anchor import AnchoredStep, read_anchor
-from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank
+from trainworks.record.metrics import EvaluationResult, MetricsRow, SlowestRank, named_figures
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -34,6 +34,8 @@ class Progress:
     new_events: list[Event] = field(default_factory=list)
     evaluation: tuple[int, EvaluationResult] | None = None
     """Step and result of the last evaluation."""
+    figures: dict[str, float] = field(default_factory=dict)
+    """Last values of what a command says beside its loss, by name."""
     launched_at: float | None = None
     """Time of the first launch."""
     relaunched_at: float | None = None
@@ -155,6 +157,7 @@ class RunFollower:
             if row.get("num_steps") != 0:
                 self._recent.append(row)
             self._progress.slowest = row.get("slowest", self._progress.slowest)
+            self._progress.figures |= named_figures(row)
             if "evaluation" in row:
                 self._progress.evaluation = row["step"], row["evaluation"]
             self._progress.memory_peak_bytes = row.get("memory_peak_bytes", self._progress.memory_peak_bytes)

@@ -296,7 +296,8 @@ def _training(resolved: ResolvedRun, history: History) -> Training | None:
 
 def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
     """What the record says of the steps, of a workload and of a command."""
-    finite = steps.where(np.isfinite(steps["loss"]))
+    trained = steps.trained()
+    finite = trained.where(np.isfinite(trained["loss"]))
     steady = steps.training_s[warmup_steps(len(steps)) :]
     steady = steady[steady > 0]  # the first step that a command says has no time
     sources = history.of_kind(training.MetricsSourceEvent)
@@ -308,8 +309,8 @@ def _reached(resolved: ResolvedRun, history: History, steps: Steps) -> Training:
         steps_done=done,
         tokens=int(np.nansum((steps["tokens"] * steps.num_steps)[~steps.is_skipped()])),
         lost_steps=int(history.lost.num_steps.sum()),
-        loss_first=_loss_point(steps, 0),
-        loss_last=_loss_point(steps, -1),
+        loss_first=_loss_point(trained, 0),
+        loss_last=_loss_point(trained, -1),
         loss_lowest=_loss_point(finite, int(finite["loss"].argmin())) if len(finite) else None,
     )
 
