@@ -9,7 +9,7 @@ _BRANDS = frozenset(
     ("nvidia", "amd", "intel", "google", "tesla", "geforce", "quadro", "instinct", "radeon", "graphics", "generation")
 ) | {"gpu", "rtx", "gtx"}
 
-AMD = r"(amd|instinct|radeon)\b.*|mi\d+.*"
+AMD = r"(amd|instinct|radeon)(\b|_).*|mi\d+.*"
 """Names of AMD's accelerators, in small letters."""
 _MEMORY = re.compile(r"\d+(gb|g|gib)")
 _FORM = re.compile(r"(sxm|pcie|nvl|oam|hbm)\d*[a-z]?")
@@ -32,8 +32,8 @@ def matching_names(wanted: str, known: Iterable[str]) -> list[str]:
 def is_amd(name: str | None) -> bool:
     """Whether a name is that of an accelerator of AMD.
 
-    >>> is_amd("MI300X"), is_amd("h100"), is_amd(None)
-    (True, False, False)
+    >>> is_amd("MI300X"), is_amd("amd_instinct_mi210"), is_amd("h100"), is_amd(None)
+    (True, True, False, False)
     """
     return re.fullmatch(AMD, (name or "").lower()) is not None
 

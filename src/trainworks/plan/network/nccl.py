@@ -2,8 +2,8 @@
 
 NCCL detects adapters, rails, PCIe distances, peer access and in-node switches, and a setting that repeats them breaks
 when a node changes: `NCCL_IB_HCA=mlx5_0`, often copied, uses one adapter of eight. So few variables are set, each with
-its reason; only hosts of a stack, which names its rails, are told them. Source: NCCL User Guide, Environment Variables;
-aws-ofi-nccl.
+its reason; a stack names its rails, and only its hosts name them to NCCL. Source: NCCL User Guide, Environment
+Variables; aws-ofi-nccl.
 """
 
 from __future__ import annotations
