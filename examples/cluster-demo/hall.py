@@ -75,7 +75,8 @@ class Hall:
         environment = os.environ | {"ADMIN": self.stack.admin, "SHARED_SOFTWARE": " ".join(software())}
         environment["TRAINWORKS"] = str(TRAINWORKS)
         fabric = self.stack.fabric
-        environment["RDMA_DEVICES"] = " ".join(fabric.devices) if fabric and "compute" in group.roles else ""
+        is_checked = fabric is not None and fabric.link == "roce" and "compute" in group.roles
+        environment["RDMA_DEVICES"] = " ".join(fabric.devices) if fabric and is_checked else ""
         with (HALL / f"{name}.log").open("ab") as log:
             self._machines[name] = subprocess.Popen(
                 [HERE / "node.sh", name, f"{self.addresses[name]}/{self.stack.network.prefixlen}", count],

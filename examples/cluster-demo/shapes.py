@@ -138,8 +138,13 @@ def power_saving(hall: Hall) -> None:
 
 
 def containers(hall: Hall) -> None:
-    """The ranks see of the shared file system what the run needs, and nothing else."""
+    """The ranks see the rails of their node, and of the shared file system what the run needs, and nothing else."""
     run("ssh alice@login1 cat /shared/images/pytorch.sif", lambda code, printed: "nvcr.io/nvidia/pytorch" in printed)
+    there = "apptainer exec /shared/images/pytorch.sif cat /etc/nccl.conf"
+    run(
+        f"ssh alice@login1 srun --nodes=2 {there}",
+        lambda code, printed: code == 0 and printed.count("NCCL_IB_HCA==mlx5_0,mlx5_1") == 2,
+    )
     image = "image: /shared/images/pytorch.sif, runtime: apptainer, mounts: [/shared/guides.txt]"
     submit("login1", further=f", container: {{{image}}}")
 

@@ -99,7 +99,9 @@ def rare(tmp_path: Path) -> list[str]:
     )
     roce = Path("examples/cluster/stack-roce.yaml").read_text().partition("machine_image:")[0]
     roce = roce.replace("os: Ubuntu 24.04", "os: Rocky 9").replace('kernel: "6.8"', 'kernel: "5.14"')
-    (tmp_path / "c.yaml").write_text(roce.replace("slurm:", "slurm:\n  adopt: true").replace("h200", "V100-SXM-32GB"))
+    (tmp_path / "c.yaml").write_text(
+        roce.replace("slurm:", 'slurm:\n  adopt: true\n  pyxis: "26.05"').replace("h200", "V100-SXM-32GB")
+    )
     for name in ("site.sh", "site.csh"):
         (tmp_path / "c.d/files/etc/profile.d").mkdir(parents=True, exist_ok=True)
         (tmp_path / "c.d/files/etc/profile.d" / name).write_text("# of the hall\n")

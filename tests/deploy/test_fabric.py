@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from ipaddress import IPv4Interface
@@ -16,10 +17,13 @@ import yaml
 
 from trainworks.api.deploying import check_stack, render_stack
 from trainworks.config.stack import load_stack
+from trainworks.deploy.delivered import DeliveredFile, delivered_files
 from trainworks.deploy.fabric.switches import switches
 from trainworks.deploy.project import open_sm_files
+from trainworks.deploy.verification import facts_of, probe
 from trainworks.errors import RunFileError
 
+ANSIBLE = Path(sys.executable).with_name("ansible-playbook")
 EXAMPLE = Path("examples/cluster/stack-roce.yaml")
 ROLE = "roles/fabric/files"
 ROCE = EXAMPLE.read_text().partition("fabric:\n")[2].partition("\nslurm:")[0]
@@ -110,6 +114,63 @@ def test_each_rail_and_its_leaf_have_the_two_addresses_of_one_network(roce) -> N
     assert len(hosts) == len(set(hosts)) == 16 * 8
     assert {each.network for each in hosts} == {each.network for each in ends}
     assert not {each.ip for each in hosts} & {each.ip for each in ends}
+
+
+def test_containers_of_each_runtime_see_the_settings_of_their_host(infiniband, tmp_path: Path) -> None:
+    """Enroot by a table of mounts, Apptainer by a line of its configuration, which `verify` looks for."""
+    fields = {"/etc/nccl.conf": ("/etc/nccl.conf", "none", "x-create=file,bind,ro,nosuid,nodev,noexec,private")}
+    image = 'environments: [{name: torch, image: "nvidia/pytorch:26.09-py3", cuda: "13.0", at: /shared}]'
+    files = rendered(tmp_path, ('pmix: "5.0"', 'pyxis: "26.05"'), ("scratch:", f"{image}\n\nscratch:"))
+    table = files[f"{ROLE}/nodes_gpu/30-nccl.fstab"]
+    lines = [line.split() for line in table.splitlines() if not line.startswith("#")]
+    assert {source: tuple(rest) for source, *rest in lines} == fields
+    runtimes = [yaml.safe_load(each["group_vars/nodes_gpu.yaml"])["fabric_runtimes"] for each in (files, infiniband)]
+    assert runtimes == [["enroot", "apptainer"], []]
+    assert not any(name.endswith(".fstab") for name in infiniband)
+    stack, _ = load_stack(tmp_path / "stack.yaml")
+    delivered = delivered_files(stack, files, {})
+    assert delivered["gpu01"]["/etc/enroot/mounts.d/30-nccl.fstab"] == DeliveredFile(
+        "/etc/enroot/mounts.d/30-nccl.fstab", table
+    )
+    assert not any("enroot" in path for path in delivered["login1"])
+    asked = probe(stack, ["/etc/nccl.conf"])
+    (tmp_path / "apptainer.conf").write_text(
+        "#bind path = /opt\nbind path = /etc/localtime,/etc/hosts\nbind path = /etc/nccl.conf\n"
+    )
+    line = next(line for line in asked.splitlines() if line.startswith("say bind"))
+    line = line.replace("/etc/apptainer/", f"{tmp_path}/")
+    answer = subprocess.run(
+        ["bash", "-c", f"{asked.splitlines()[0]}\n{line}"], capture_output=True, text=True, check=True
+    ).stdout
+    assert facts_of(answer)["bind"][""].split() == ["/etc/localtime", "/etc/hosts", "/etc/nccl.conf"]
+
+
+@pytest.mark.lane("test-all")
+@pytest.mark.skipif(not ANSIBLE.exists(), reason="NOT TESTED: configuration of Apptainer, without Ansible")
+def test_ansible_adds_one_line_to_the_configuration_of_apptainer_and_none_the_second_time(
+    infiniband, tmp_path: Path
+) -> None:
+    conf = "# of the package\nbind path = /etc/localtime\nbind path = /etc/hosts\n# bind path = /opt\nmount tmp = yes\n"
+    tasks = infiniband["roles/fabric/tasks/containers.yaml"].replace("/etc/", f"{tmp_path}/")
+    (tmp_path / "apptainer").mkdir()
+    (tmp_path / "apptainer/apptainer.conf").write_text(conf)
+    (tmp_path / "30-nccl.fstab").write_text("# of Enroot\n")
+    variables = {
+        "fabric_runtimes": ["enroot", "apptainer"],
+        "nccl_settings": "/etc/nccl.conf",
+        "node_group": str(tmp_path),
+        "ansible_python_interpreter": sys.executable,
+        "own_files": [],
+    }
+    play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": 2 * yaml.safe_load(tasks)}
+    (tmp_path / "play.yaml").write_text(yaml.safe_dump([play]))
+    environment = os.environ | {"ANSIBLE_HOME": str(tmp_path), "ANSIBLE_NOCOLOR": "1"}
+    command = [ANSIBLE, "--inventory", "localhost,", "--connection", "local", "play.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "ok=6    changed=3 " in done.stdout, done.stdout + done.stderr
+    added = conf.replace("/etc/hosts\n", "/etc/hosts\nbind path = /etc/nccl.conf\n")
+    assert (tmp_path / "apptainer/apptainer.conf").read_text() == added
+    assert (tmp_path / "enroot/mounts.d/30-nccl.fstab").read_text() == "# of Enroot\n"
 
 
 def test_both_ends_of_each_link_are_neighbours_and_leaves_have_systems_of_their_own(eos) -> None:

@@ -93,6 +93,18 @@ def test_each_claim_finds_its_volume(files) -> None:
         assert volumes[name]["namespace"] == metadata["namespace"]
 
 
+def test_pods_get_what_the_nodes_have_but_for_the_table_of_their_own_interfaces(files) -> None:
+    hosts = render_stack(EXAMPLE)["roles/fabric/files/nodes_gpu/nccl.conf"]
+    lines = dict(line.split("=", 1) for line in hosts.splitlines() if not line.startswith("#"))
+    assert lines.pop("NCCL_IB_GID_INDEX") == "3"
+    found = {
+        (each["metadata"]["namespace"], each["metadata"]["name"]): each["data"]
+        for each in objects(files)
+        if each["kind"] == "ConfigMap"
+    }
+    assert found == {("vision", "nccl-gpu"): lines, ("language", "nccl-gpu"): lines}
+
+
 def test_a_flavor_chooses_nodes_by_the_label_that_the_script_sets(files) -> None:
     (flavor,) = [each for each in objects(files) if each["kind"] == "ResourceFlavor"]
     ((label, value),) = flavor["spec"]["nodeLabels"].items()

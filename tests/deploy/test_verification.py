@@ -119,6 +119,21 @@ def test_a_node_that_slurm_has_stopped_takes_jobs_where_it_may_stop_nodes(
     assert verify(stack, FILES, answers).failed == failed
 
 
+@pytest.mark.parametrize(
+    ("binds", "failed"),
+    [("/etc/hosts /etc/nccl.conf ", []), ("/etc/hosts", [("gpu1", "bind path of Apptainer")])],
+)
+def test_a_node_whose_containers_do_not_see_its_rails_is_named(binds: str, failed: list[tuple[str, str]]) -> None:
+    containers = Path("examples/cluster-demo/shapes/containers.yaml")
+    stack = load_stack(containers)[0]
+    with_rails = STACK.model_copy(update={"fabric": stack.fabric, "environments": stack.environments})
+    text = render_stack(containers)["roles/fabric/files/nodes_gpu/nccl.conf"]
+    rails = DeliveredFile("/etc/nccl.conf", text)
+    answer = Answer(0, f"{said('gpu1')}file\t/etc/nccl.conf\t{on_disk(rails)}\nbind\t\t{binds}\n")
+    found = verify(with_rails, {"gpu1": FILES["gpu1"] | {rails.path: rails}}, {"gpu1": answer})
+    assert [(each.host, each.check) for each in found.verdicts if each.outcome == "fail"] == failed
+
+
 def test_a_role_starts_each_service_that_is_looked_at() -> None:
     """One that only its package starts stays stopped, whatever an apply does."""
     roles = "\n".join(path.read_text() for path in Path("src/trainworks/deploy/ansible/roles").glob("*/tasks/*.yaml"))

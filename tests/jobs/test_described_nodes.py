@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,65 @@ def test_every_format_requests_the_described_accelerators() -> None:
         {"accelerators": "A100-80GB:8", "cpus": "96+", "memory": "1759+"},
     )
     assert '-gpu "num=8/host' in job_in_format(request, "lsf")
+
+
+STACK = """\
+name: hall
+os: Ubuntu 24.04
+network: 10.20.0.0/16
+admin_keys: [ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJqfRZ1sG9bU0b1yk0yUu6cK0Ypt2k9fPxJmI3xW5c1e admin]
+nodes:
+  - {hosts: "gpu[1-2]", address: 10.20.1.1, roles: [compute], machine: DGX H100, fabric: {devices: [mlx5_4, mlx5_7]}}
+  - {hosts: "old[1-2]", address: 10.20.2.1, roles: [compute], machine: DGX A100 80GB, fabric: none}
+gpu: {driver: "580"}
+fabric: {link: infiniband, devices: [mlx5_0, mlx5_1]}
+kubernetes: {gpu_operator: v26.7.0, network_operator: v25.10.0, jobset: v0.10.1, kueue: v0.19.2}
+users: [{name: alice, uid: 2001, account: vision}]
+"""
+ROCE = {
+    "link: infiniband, devices:": "link: roce, network: 172.20.0.0/24, speed: 400, interfaces: [r0, r1], devices:",
+    "{devices: [mlx5_4,": "{interfaces: [r4, r7], devices: [mlx5_4,",
+}
+RAILS = {"NCCL_IB_HCA": "=mlx5_4,mlx5_7", "NCCL_SOCKET_IFNAME": "^lo,docker0"}
+PLUGIN = {"rdma/rails": 1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "group", "keys", "envs", "devices"),
+    [
+        ({}, "gpu", {}, RAILS, PLUGIN),
+        ({}, "old", {}, {}, {}),
+        ({}, "gpu", {"num_nodes": 1}, {}, {}),
+        ({}, "gpu", {"envs": {"NCCL_IB_HCA": "=mlx5_9"}}, RAILS | {"NCCL_IB_HCA": "=mlx5_9"}, PLUGIN),
+        ({"network_operator: v25.10.0, ": ""}, "gpu", {}, RAILS, {}),
+        (ROCE, "gpu", {}, RAILS | {"NCCL_IB_TC": "106"}, {}),
+    ],
+    ids=["rails", "no rails", "one node", "own", "no plugin", "roce"],
+)
+def test_pods_get_the_rails_of_their_nodes(
+    tmp_path: Path,
+    changes: dict[str, str],
+    group: str,
+    keys: dict[str, Any],
+    envs: dict[str, str],
+    devices: dict[str, int],
+) -> None:
+    """Adapters by the resource of the bundle, and their names as variables: a pod sees no file of its node."""
+    text = STACK
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "stack.yaml").write_text(text)
+    cluster = {"of": f"{tmp_path}/stack.yaml:{group}", "kubernetes": {"image": "me/train:1"}}
+    asked = run_file({"engine": "kubernetes"} | cluster, **keys)
+    completed = with_described_nodes(asked)
+    assert (completed.envs, completed.cluster.kubernetes.devices) == (envs, devices)
+    assert with_described_nodes(completed) == completed
+    manifest = job_in_format(RunRequest(asked), "jobset")
+    assert envs == dict(re.findall(r"name: (NCCL\w+)\n +value: '(.+)'", manifest))
+    assert ("rdma/rails: '1'" in manifest) is bool(devices)
+    on_hosts = with_described_nodes(run_file({"engine": "ssh"} | cluster))
+    assert (dict(on_hosts.envs), on_hosts.cluster.kubernetes.devices) == ({}, {})
 
 
 def test_a_described_cluster_without_an_engine_can_be_written_for_another_program() -> None:

@@ -46,6 +46,7 @@ _RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     (r"backup/files/(.+\.(?:service|timer))", _UNITS, "644", frozenset({"controller", "database"})),
     (r"storage/files/(client-.+\.conf)", "/etc/beegfs", "644", frozenset()),
     (r"fabric/files/GROUP/(ucx\.conf)", "/etc/ucx", "644", frozenset()),
+    (r"fabric/files/GROUP/(.+\.fstab)", "/etc/enroot/mounts.d", "644", frozenset()),
     (r"fabric/files/GROUP/(roce-.+\.sh)", "/usr/local/sbin", "755", frozenset()),
     (r"fabric/files/HOST/(.+\.network)", "/etc/systemd/network", "644", frozenset()),
     (r"fabric/files/HOST/(.+\.nmconnection)", "/etc/NetworkManager/system-connections", "600", frozenset()),

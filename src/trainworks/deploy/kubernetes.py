@@ -16,7 +16,8 @@ from trainworks.config.stack_parts.scheduler import SlurmAccount
 from trainworks.config.stack_parts.software import KubernetesBundle
 from trainworks.deploy.hardware import gpu_of, gres_kind, hardware_of
 from trainworks.deploy.kueue import KUEUE_API
-from trainworks.jobs.formats.manifest import queue_of_team, to_yaml
+from trainworks.jobs.formats.manifest import RAILS, dns_name, queue_of_team, to_yaml
+from trainworks.plan.network.nccl import pod_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ def bundle_files(stack: Stack) -> dict[str, str]:
         "namespaces.yaml": (_NAMESPACES, [_namespace(team) for team in teams(stack)]),
         "queues.yaml": (_QUEUES, list(_queues(stack))),
         "volumes.yaml": (_VOLUMES, list(_volumes(stack))),
+        "nccl.yaml": (_SETTINGS, list(_settings(stack))),
         "policies.yaml": (_POLICIES, [each for team in teams(stack) for each in _policies(team)]),
     }
     if stack.kubernetes.prometheus_operator:
@@ -101,6 +103,10 @@ _QUEUES = """\
 _VOLUMES = """\
 # The nodes mount these file systems already, with the options of the storage role: a volume is the folder of the
 # node, and no driver mounts it a second time. `claimRef` gives each team its own, so that no other claim takes it.
+"""
+_SETTINGS = """\
+# What the nodes have in /etc/nccl.conf, which no pod sees: `baseline` allows no file of the node. A container takes
+# them by `envFrom`; jobs of Trainworks on several nodes have them already, where `cluster.of` is the stack file.
 """
 _POLICIES = """\
 # Ranks of a job open ports to each other; other teams' pods do not reach them. RDMA passes by the kernel, and so
@@ -160,7 +166,7 @@ def _quota(stack: Stack, team: TeamShare, kind: str) -> list[dict[str, int | str
         {"name": "memory", "nominalQuota": f"{int(memory * team.fraction) // 2**30}Gi"},
     ]
     if stack.kubernetes is not None and stack.kubernetes.network_operator is not None:
-        resources.append({"name": "rdma/rails", "nominalQuota": int(nodes * _RDMA_SHARES * team.fraction)})
+        resources.append({"name": RAILS, "nominalQuota": int(nodes * _RDMA_SHARES * team.fraction)})
     return resources
 
 
@@ -194,6 +200,17 @@ def _volumes(stack: Stack) -> Iterator[Mapping[str, object]]:
             spec = {"volumeName": volume, "resources": {"requests": size}}
             metadata = {"name": name, "namespace": team.namespace}
             yield {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": shared | spec}
+
+
+def _settings(stack: Stack) -> Iterator[Mapping[str, object]]:
+    """Variables of NCCL for the nodes of each group with rails, in each namespace: `nccl-GROUP`."""
+    for name, group in stack.group_names.items():
+        fabric = group_fabric(stack, group)
+        if fabric is None or fabric.link is None:
+            continue
+        for team in teams(stack):
+            metadata = {"name": dns_name(f"nccl-{name.removeprefix('nodes_')}"), "namespace": team.namespace}
+            yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": pod_environment(fabric)}
 
 
 def _policies(team: TeamShare) -> Iterator[Mapping[str, object]]:

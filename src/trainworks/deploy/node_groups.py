@@ -47,6 +47,7 @@ def group_variables(stack: Stack, group: NodeGroup) -> Mapping[str, object]:
             "fabric_link": fabric.link,
             "fabric_rails": len(fabric.interfaces),
             "nccl_settings": nccl_settings(gpu),
+            "fabric_runtimes": container_runtimes(stack),
         }
     return found
 
@@ -54,6 +55,12 @@ def group_variables(stack: Stack, group: NodeGroup) -> Mapping[str, object]:
 def nccl_settings(gpu: GpuSoftware | None) -> str:
     """File that NCCL reads; RCCL is AMD's build of it, with the same variables in a file of its own."""
     return "/etc/rccl.conf" if gpu is not None and gpu.vendor == "amd" else "/etc/nccl.conf"
+
+
+def container_runtimes(stack: Stack) -> list[str]:
+    """Programs that start containers on the compute nodes: Enroot with pyxis, Apptainer with images that it pulled."""
+    has_pyxis = stack.slurm is not None and stack.slurm.pyxis is not None
+    return [*(["enroot"] * has_pyxis), *(["apptainer"] * any(each.image for each in stack.environments))]
 
 
 def _amd(system: OperatingSystem, rocm: str, key: str) -> Mapping[str, object]:

@@ -17,7 +17,7 @@ from trainworks.config.stack_parts.words import Role
 from trainworks.deploy import file_systems, racks
 from trainworks.deploy.delivered import delivered_files, exporters
 from trainworks.deploy.directory import HOMES, directory_files, directory_variables
-from trainworks.deploy.fabric.switches import ROCE, rails, switch_files
+from trainworks.deploy.fabric.switches import rails, switch_files
 from trainworks.deploy.hardware import architectures, gpu_of
 from trainworks.deploy.images import image_files, index_of, machine_image_files
 from trainworks.deploy.kubernetes import bundle_files
@@ -31,13 +31,13 @@ from trainworks.deploy.layers import (
     with_own_plays,
     with_own_variables,
 )
-from trainworks.deploy.node_groups import NO_GROUP, group_variables
+from trainworks.deploy.node_groups import NO_GROUP, container_runtimes, group_variables, nccl_settings
 from trainworks.deploy.slurm_conf import accounts_script, check_script, node_scripts, slurm_files, slurmdbd_template
 from trainworks.deploy.templating import render
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 from trainworks.jobs.formats.manifest import to_yaml
-from trainworks.plan.network.nccl import ADDING_SWITCHES
+from trainworks.plan.network.nccl import ROCE, rail_settings
 
 _CLIENT_PORTS: dict[MountKind, str] = {"lustre": "988/tcp", "beegfs": "8004/udp", "scale": "1191/tcp"}
 """Ports of clients that the servers of a file system call back at."""
@@ -124,17 +124,21 @@ def _group_files(stack: Stack) -> dict[str, str]:
 
 
 def _adapter_files(stack: Stack, group: NodeGroup) -> dict[str, str]:
-    """Files that name the adapters of a group, which NCCL, UCX and the scripts of RoCE read; empty without some."""
+    """Files that name the adapters of a group, which NCCL, UCX and the scripts of RoCE read; empty without some.
+
+    Source of `mounts.d`: Enroot's doc/configuration.md and doc/image-format.md, and its own 20-config.fstab.
+    """
     fabric, gpu = group_fabric(stack, group), gpu_of(stack, group)
     if fabric is None or fabric.link is None:
         return {}
     names = ["nccl.conf", *(["ucx.conf", "mpi-check.sh"] if fabric.mpi is not None else [])]
     names += ["roce-host.sh", "roce-check.sh"] if fabric.link == "roce" else []
+    names += ["30-nccl.fstab"] if "enroot" in container_runtimes(stack) else []
     ends = zip(fabric.interfaces, fabric.devices, strict=True) if fabric.link == "roce" else ()
     pairs = " ".join(f"{interface}:{device}" for interface, device in ends)
     has_cuda = fabric.mpi is not None and fabric.mpi.cuda and gpu is not None and gpu.vendor == "nvidia"
-    facts = {"fabric": fabric, "roce": ROCE, "adding_switches": ADDING_SWITCHES, "pairs": pairs, "has_cuda": has_cuda}
-    return {name: render(f"fabric/{name}", **facts) for name in names}
+    facts = {"fabric": fabric, "roce": ROCE, "settings": rail_settings(fabric), "pairs": pairs, "has_cuda": has_cuda}
+    return {name: render(f"fabric/{name}", settings_file=nccl_settings(gpu), **facts) for name in names}
 
 
 def _fabric_files(stack: Stack) -> dict[str, str]:

@@ -13,6 +13,7 @@ from trainworks.deploy.delivered import DeliveredFile, exporters, parts_of_slurm
 from trainworks.deploy.file_systems import exports, is_mounted_as, mounted_as, unit_name
 from trainworks.deploy.hardware import gpu_of, gres_of, hardware_of
 from trainworks.deploy.layers import firewall_of, operating_system
+from trainworks.deploy.node_groups import container_runtimes, nccl_settings
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.rollout import CHECK, HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
@@ -68,6 +69,7 @@ fi 2> /dev/null | while read -r state name version; do
     if [[ $state == ?i ]]; then say package "$name" "$version"; fi
 done"""
 """Packages of Slurm and of the driver; dpkg also lists some that were removed, or were never installed."""
+_BINDS = "sed -n 's/^ *bind path *= *//p' /etc/apptainer/apptainer.conf 2> /dev/null | tr ',\\n' ' '"
 
 
 def probe(stack: Stack, paths: Collection[str]) -> str:
@@ -95,6 +97,7 @@ def probe(stack: Stack, paths: Collection[str]) -> str:
         f'--mountpoint {shlex.quote(mount.at)} | tail -n 1)"'
         for mount in stack.mounts
     ]
+    lines += [f'say bind "" "$({_BINDS})"'] * ("apptainer" in container_runtimes(stack))
     lines += ['say selinux "" "$(getenforce)"'] * operating_system(stack).selinux
     lines += [f'say user {name} "$(id --user {name} 2> /dev/null)"' for name in _users(stack)]
     if stack.scratch is not None:
@@ -241,6 +244,10 @@ class _Expected:
     def _compute(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
         yield _verdict(host, "health", facts.get("health", {}).get("", "was not run"), "passes")
         gpu = gpu_of(self.stack, _group(self.stack, host))
+        settings = nccl_settings(gpu)
+        if "apptainer" in container_runtimes(self.stack) and settings in self.files[host]:
+            found = facts["bind"][""]
+            yield _verdict(host, "bind path of Apptainer", found, settings, settings in found.split())
         if gpu is not None:
             found, driver = facts["driver"][gpu.vendor], str(gpu.driver or gpu.rocm)
             yield _verdict(host, "driver", found, driver, f"{found}.".startswith(f"{driver}."))

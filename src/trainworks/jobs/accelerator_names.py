@@ -9,6 +9,8 @@ _BRANDS = frozenset(
     ("nvidia", "amd", "intel", "google", "tesla", "geforce", "quadro", "instinct", "radeon", "graphics", "generation")
 ) | {"gpu", "rtx", "gtx"}
 
+AMD = r"(amd|instinct|radeon)(\b|_).*|mi\d+.*"
+"""Names of AMD's accelerators, in small letters."""
 _MEMORY = re.compile(r"\d+(gb|g|gib)")
 _FORM = re.compile(r"(sxm|pcie|nvl|oam|hbm)\d*[a-z]?")
 _SLICE = re.compile(r"(?:^|[^a-z0-9])\d+g[._]\d+gb")
@@ -25,6 +27,15 @@ def matching_names(wanted: str, known: Iterable[str]) -> list[str]:
     names = list(dict.fromkeys(known))
     same = [name for name in names if name.lower() == wanted.lower()]
     return same[:1] or [name for name in names if _is_same(wanted, name)]
+
+
+def is_amd(name: str | None) -> bool:
+    """Whether a name is that of an accelerator of AMD.
+
+    >>> is_amd("MI300X"), is_amd("amd_instinct_mi210"), is_amd("h100"), is_amd(None)
+    (True, True, False, False)
+    """
+    return re.fullmatch(AMD, (name or "").lower()) is not None
 
 
 def _is_same(wanted: str, name: str) -> bool:

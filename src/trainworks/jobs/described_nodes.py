@@ -9,7 +9,7 @@ from trainworks.catalog.catalog import accelerator, has, processor
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import PYTORCH_VENDORS
 from trainworks.catalog.prices import known_accelerator
-from trainworks.catalog.stack_cluster import compute_groups, read_cluster
+from trainworks.catalog.stack_cluster import compute_groups, group_fabric, read_cluster
 from trainworks.config.command import AcceleratorRequest, AtLeast, Resources
 from trainworks.config.engines import Ssh, stack_file_in
 from trainworks.config.run_file import Cluster, RunFile
@@ -17,6 +17,8 @@ from trainworks.config.source import FieldPath, Source
 from trainworks.config.stack import load_stack
 from trainworks.errors import RunFileError, UsageError
 from trainworks.jobs.accelerator_names import matching_names
+from trainworks.jobs.formats.manifest import RAILS
+from trainworks.plan.network.nccl import pod_environment
 
 _HOST_SHARE = 0.8
 """Share of a node's cores and memory that a job requests; the scheduler and the system keep the rest."""
@@ -27,10 +29,10 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
 
     A job takes all of the described cluster, or the part that `nodes`, `processes_per_node` of a workload and
     `resources` name. Cores and memory are requested where the catalogue has those of the described node. In place of a
-    stack file stand the words of its cluster, which nodes without the file can read. A run file without `of`, or that
-    is only planned for, stays as it is, unless the job is written for another program (`of_format`), which runs a
-    described cluster, too. The hosts of `engine: ssh` are those of the stack, unless the run file names some. `source`
-    gives an error its place.
+    stack file stand the words of its cluster, which nodes without the file can read; pods get its rails. A run file
+    without `of`, or that is only planned for, stays as it is, unless the job is written for another program
+    (`of_format`), which runs a described cluster, too. The hosts of `engine: ssh` are those of the stack, unless the
+    run file names some. `source` gives an error its place.
 
     Raises:
         UsageError: the description cannot be read, or is of a stack without the scheduler that the job is for, or the
@@ -60,9 +62,30 @@ def with_described_nodes(run_file: RunFile, source: Source | None = None, *, of_
         "cpus": written.cpus or _cores(whole, count),
         "memory": written.memory or _memory_gb(whole, count),
     }
-    return run_file.model_copy(
+    completed = run_file.model_copy(
         update={"cluster": cluster.model_copy(update=changes), "resources": written.model_copy(update=resources)}
     )
+    is_of_pods = named is not None and cluster.engine == "kubernetes" and completed.nodes > 1
+    return _with_rails(completed, *named) if named is not None and is_of_pods else completed
+
+
+def _with_rails(run_file: RunFile, path: str, group: str | None) -> RunFile:
+    """The run file with the adapters of the stack's nodes, for pods: they see no nccl.conf of their host.
+
+    Values of the run file come first. Pods take the adapters of InfiniBand where the stack has NVIDIA's network
+    operator; RoCE needs an interface in the pod as well, which the bundle of a stack does not create.
+    """
+    stack, _ = load_stack(Path(path))
+    fabrics = [group_fabric(stack, each) for each in compute_groups(stack, group)]
+    fabric, options = fabrics[0], run_file.cluster.kubernetes
+    if fabric is None or fabric.link is None or any(each != fabric for each in fabrics):
+        return run_file
+    has_plugin = stack.kubernetes is not None and stack.kubernetes.network_operator is not None
+    is_asked = any(name.startswith("rdma/") for name in options.devices)
+    if fabric.link == "infiniband" and has_plugin and not is_asked:
+        options = options.model_copy(update={"devices": {**options.devices, RAILS: 1}})
+    cluster = run_file.cluster.model_copy(update={"kubernetes": options})
+    return run_file.model_copy(update={"cluster": cluster, "envs": pod_environment(fabric) | dict(run_file.envs)})
 
 
 def hosts_of(cluster: Cluster) -> Ssh:

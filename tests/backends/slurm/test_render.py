@@ -95,6 +95,25 @@ def test_containers(golden) -> None:
     golden("slurm_containers.sh", "\n".join(both))
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "own", "option"),
+    [
+        (None, (), "--nv"),
+        ("h100", (), "--nv"),
+        ("mi300x", (), "--rocm"),
+        ("MI250X-128GB", (), "--rocm"),
+        (None, ("--rocm",), "--rocm"),
+        ("mi300x", ("--nv",), "--nv"),
+    ],
+)
+def test_apptainer_gets_the_libraries_of_the_accelerator_of_the_job(
+    accelerator: str | None, own: tuple[str, ...], option: str
+) -> None:
+    asked = spec(node=NodeResources(accelerators=8, accelerator=accelerator))
+    said = script(asked, Slurm(container=Container(image="a.sif", runtime="apptainer", options=own)))
+    assert re.findall(r"--nv\b|--rocm\b", said) == [option]
+
+
 HOSTILE = [
     "/runs/with space",
     "/runs/a'; echo foo",

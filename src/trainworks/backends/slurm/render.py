@@ -13,6 +13,7 @@ from trainworks.backends.job_tag import mark_of
 from trainworks.backends.slurm.states import ENDING, FORWARDED
 from trainworks.config.engines import Container, Slurm
 from trainworks.errors import UsageError
+from trainworks.jobs.accelerator_names import is_amd
 from trainworks.jobs.job_spec import JobSpec, parse_dependency
 from trainworks.record.run_dir import RunDir
 
@@ -231,7 +232,10 @@ def _step(container: Container | None, run_dir: RunDir, spec: JobSpec) -> list[s
             "python3",
         ]
     binds = [part for mount in mounts for part in ("--bind", mount)]
-    return ["--", "apptainer", "exec", "--nv", *binds, *container.options, container.image or "", "python3"]
+    # with both options, Apptainer mixes the libraries of two vendors
+    own = {"--nv", "--rocm"}.intersection(container.options)
+    gpu = [] if own else ["--rocm" if is_amd(spec.node.accelerator) else "--nv"]
+    return ["--", "apptainer", "exec", *gpu, *binds, *container.options, container.image or "", "python3"]
 
 
 def _pyxis_image(image: str) -> str:

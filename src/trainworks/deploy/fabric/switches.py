@@ -24,43 +24,10 @@ from trainworks.errors import ArgumentError
 from trainworks.plan.network.addresses import rail_addresses, switch_address
 from trainworks.plan.network.cables import cable_plan
 from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.nccl import ROCE
 
 _TOPOLOGIES = ("star", "rail-optimised", "rail-only", "spine-leaf")
 """Topologies of at most two tiers, in which one autonomous system for all spines is right."""
-
-
-@dataclass(frozen=True, slots=True)
-class LosslessEthernet:
-    """Numbers that hosts, switches, NCCL and UCX have to agree on, so that RoCE loses no packet.
-
-    Source: NVIDIA Cumulus Linux, RDMA over Converged Ethernet, whose lossless mode has these code points and
-    priorities.
-    """
-
-    dscp: int = 26
-    """Code point of RDMA packets."""
-    priority: int = 3
-    """Priority that PFC pauses, and no other."""
-    cnp_dscp: int = 48
-    cnp_priority: int = 6
-    """Congestion notifications: they overtake what they are to slow down."""
-    gid_index: int = 3
-    """Entry of an adapter's table with RoCE v2 and its IPv4 address, where it has one address: 0 and 1 are of IPv6."""
-    host_mtu: int = 9000
-    """Largest packet: RDMA takes 4096 of it."""
-    switch_mtu: int = 9216
-    """A switch carries more than a host sends."""
-    ecn_min_kb: int = 150
-    ecn_max_kb: int = 1500
-    """Queue from which packets are marked, and from which all are."""
-
-    @property
-    def traffic_class(self) -> int:
-        """The byte of the IP header: the code point, and the bit that says that the sender understands ECN."""
-        return self.dscp << 2 | 0b10
-
-
-ROCE = LosslessEthernet()
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from trainworks.config.manifests.own_job import OWN_CONTAINER_SECURITY, OWN_POD_
 from trainworks.config.manifests.reading import drop_none
 from trainworks.config.pod_patch import POD_CONTAINER
 from trainworks.errors import UsageError
+from trainworks.jobs.accelerator_names import AMD
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
 
@@ -60,7 +61,7 @@ _TPUS = {
 _OTHER_NAMES = {"v5litepod": "v5e", "v5-lite": "v5e", "v5lite": "v5e", "7x": "v7x", "v7": "v7x"}
 _NAMES_WITHOUT_TPU = {"trillium": "tpu-v6e", "ironwood": "tpu-v7x"}
 _RESOURCES = {
-    "amd.com/gpu": r"(amd|instinct|radeon)\b.*|mi\d+.*",
+    "amd.com/gpu": AMD,
     "habana.ai/gaudi": r"(intel[ _-])?gaudi.*",
     "aws.amazon.com/neuron": r"(aws[ _-])?(trainium|inferentia).*|(trn|inf)\d.*",
     "nvidia.com/gpu": r"(nvidia|rubin|tesla|geforce|quadro|titan)\b.*|[rg]tx.*|(g?[bhr]|[aglptvk])\d{1,4}[a-z]*\b.*",
@@ -122,6 +123,8 @@ def _named(tpus: Mapping[str, _Tpu]) -> str:
 
 REPLICATED_JOB = POD_CONTAINER
 """Name of the JobSet's replicated job, as of its container."""
+RAILS = "rdma/rails"
+"""Resource of a node's adapters in the bundle of a stack."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label that puts a JobSet into a queue of Kueue."""
 RUNS = "/runs"
