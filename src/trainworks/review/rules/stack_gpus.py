@@ -136,8 +136,8 @@ def ended_operator(file: ReviewedFile) -> Iterator[Problem]:
 @stack_rule(
     "TW749",
     "ROCm does not know the GPUs",
-    why="A ROCm release has drivers and compiled programs for the GPUs of its day. A later GPU is no device, or has no "
-    "code: `HIP error: invalid device function`.",
+    why="A ROCm release has a driver and compiled programs for the GPUs of its day. Neither runs on a later GPU: "
+    "`HIP error: invalid device function`.",
     fix="Take a ROCm that knows the generation, for the driver and for the wheels or the image.",
     source="https://rocm.docs.amd.com/en/latest/compatibility/compatibility-matrix.html",
     bad=_AMD.format(driver="6.3", slurm="26.05", environment='image: "rocm/pytorch:rocm7.0_ubuntu24.04_py3.12"'),
@@ -178,8 +178,8 @@ def other_vendor(file: ReviewedFile) -> Iterator[Problem]:
     "TW751",
     "A release is not judged",
     "warning",
-    why="The catalogue has no row for it, because it is newer than the facts or was never read. The other rules say "
-    "nothing about it, which is no sign that it fits.",
+    why="The catalogue has no row for it, because it is newer than the facts or was never read. The other rules pass "
+    "it without knowing whether it fits.",
     fix="Take newer facts with `trainworks catalog update`, write a row of your own, or take a release that is known.",
     source="trainworks catalog show 'Slurm 26.05'",
     bad=_AMD.format(driver="7.0", slurm="31.05", environment='image: "rocm/pytorch:rocm7.0_ubuntu24.04_py3.12"'),
