@@ -163,7 +163,7 @@ def unknown_rocm_generation(file: ReviewedFile) -> Iterator[Problem]:
     good=_AMD.format(driver="7.0", slurm="26.05", environment='image: "rocm/pytorch:rocm7.0_ubuntu24.04_py3.12"'),
 )
 def other_vendor(file: ReviewedFile) -> Iterator[Problem]:
-    """An environment for CUDA or ROCm on a cluster whose GPUs are all of another vendor; images may be built for others."""
+    """An environment for CUDA or ROCm on a cluster whose GPUs are all of another vendor; `images` may be for others."""
     found = [card for _, card in cards(tree.items(tree.get(file.stack, "nodes")))]
     vendors = {card.vendor for card in found if card is not None}
     for item in tree.items(tree.get(file.stack, "environments")) if vendors and None not in found else ():
@@ -171,7 +171,7 @@ def other_vendor(file: ReviewedFile) -> Iterator[Problem]:
         named = [(value, software.image_vendor(value.value)) for value in scalars(item, "image")]
         for value, vendor in [*written, *named]:
             if vendor and vendor not in vendors:
-                yield flag(value, f"it is for GPUs of {vendor}, and the nodes have those of {' and '.join(vendors)}")
+                yield flag(value, f"it is for GPUs of {vendor}, and no node has one")
 
 
 @stack_rule(
