@@ -188,4 +188,4 @@ def test_addresses_follow_the_first_of_their_group() -> None:
 
 
 def test_support_of_a_branch_without_a_row_is_judged_by_its_age() -> None:
-    assert [software.driver_end(branch) for branch in (460, 580, 999)] == ["", None, None]
+    assert [software.support_end("driver", branch) for branch in ("460", "580", "999")] == ["", None, None]

@@ -12,7 +12,16 @@ Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 
 
 Component = Literal[
-    "driver", "CUDA", "GPU generation", "operating system", "Slurm", "PyTorch", "PMIx", "NGC image", "GPU operator"
+    "driver",
+    "CUDA",
+    "ROCm",
+    "GPU generation",
+    "operating system",
+    "Slurm",
+    "PyTorch",
+    "PMIx",
+    "NGC image",
+    "GPU operator",
 ]
 
 
@@ -342,8 +351,12 @@ class Release(Frozen):
     first_cuda: str | None = None
     last_cuda: str | None = None
     """Last CUDA, or its major release, that compiles for a GPU generation; None while every new one does."""
+    first_rocm: str | None = None
+    """First ROCm that compiles for a GPU generation of AMD."""
     builds: tuple[str, ...] = ()
     """CUDA releases that wheels are published for."""
+    rocm_builds: tuple[str, ...] = ()
+    """ROCm releases that wheels are published for."""
     slurm: str | None = None
     """Release of Slurm in the packages of an operating system."""
     kernel: str | None = None

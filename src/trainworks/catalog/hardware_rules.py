@@ -22,6 +22,7 @@ FLOPS_PER_CLOCK = {
     "Ada": 1024,
     "Hopper": 4096,
     "Blackwell": 8192,
+    "Blackwell Ultra": 8192,
     "CDNA2": 1024,
     "CDNA3": 2048,
     "CDNA4": 4096,

@@ -61,32 +61,46 @@ def driver_branch(version: str) -> int:
     return int(found[1]) if found else 0
 
 
-def driver_end(branch: int) -> str | None:
-    """Last month of support of a driver branch; None if it is supported, or newer than all that are known.
+def support_end(component: Component, version: str) -> str | None:
+    """Last month of support of a release; None if it is supported, or not known.
 
-    A branch without a row that is older than the newest one has ended, in a month that is not known: `""`. Branches
-    between those of the table are new feature branches, which NVIDIA corrects until the next one.
+    A release without a row has ended, in a month that is not known, if it is older than one that ended: `""`. For
+    drivers it is enough to be older than the newest branch, because those between the rows are new feature branches,
+    which NVIDIA corrects until the next one.
 
-    >>> driver_end(525), driver_end(580), driver_end(515), driver_end(590)
-    ('2023-12', None, '', '')
+    >>> support_end("driver", "525"), support_end("driver", "580.126.18"), support_end("driver", "590")
+    ('2023-12', None, '')
+    >>> support_end("Slurm", "20.11.9"), support_end("Slurm", "26.11"), support_end("GPU operator", "v23.9.0")
+    ('', None, '')
     """
-    known = {driver_branch(each.name): each for each in releases("driver")}
-    if branch in known:
-        return known[branch].ends if is_over(known[branch]) else None
-    return "" if branch < max(known) else None
-
-
-def operator_end(version: str) -> str | None:
-    """Last month of corrections of a GPU operator, as `driver_end`; one before the first row has ended, too.
-
-    >>> operator_end("v25.10.1"), operator_end("v26.7.0"), operator_end("v23.9.0")
-    ('2026-07', None, '')
-    """
-    key = version_key(version)[:2]
-    known = {version_key(each.name): each for each in releases("GPU operator")}
+    key, known = _key(component, version), _rows(component)
     if key in known:
         return known[key].ends if is_over(known[key]) else None
-    return "" if key < min(known) else None
+    older = [each for each, row in known.items() if component == "driver" or is_over(row)]
+    return "" if key and older and key < max(older) else None
+
+
+def not_judged(component: Component, version: str) -> str | None:
+    """Why a release can be neither passed nor refused: the catalogue has no row for it; None if it can be.
+
+    >>> not_judged("PMIx", "6.0"), not_judged("PMIx", "5.0.3"), not_judged("Slurm", "20.11")
+    ('PMIx 6.0 is not judged: the catalogue knows PMIx 3 to 5', None, None)
+    """
+    key, known = _key(component, version), _rows(component)
+    if key in known or support_end(component, version) is not None:
+        return None
+    first, last = (known[end(known)].name for end in (min, max))
+    what = "NVIDIA driver" if component == "driver" else component
+    return f"{what} {version} is not judged: the catalogue knows {first} to {last.removeprefix(f'{component} ')}"
+
+
+def _rows(component: Component) -> dict[tuple[int, ...], Release]:
+    return {_key(component, each.name): each for each in releases(component)}
+
+
+def _key(component: Component, version: str) -> tuple[int, ...]:
+    """Numbers that name a row: a driver branch, the major release of CUDA and PMIx, else year and month or x.y."""
+    return version_key(version)[: 1 if component in ("driver", "CUDA", "PMIx") else 2]
 
 
 def least_driver(cuda: str) -> int | None:
@@ -106,21 +120,58 @@ def generation(architecture: str | None) -> Release | None:
     >>> found and found.kernel_module
     'open'
     """
-    name = (architecture or "").partition(" ")[0]
-    found = release(name) if has("software", name) else None
+    names = (architecture or "", (architecture or "").partition(" ")[0])
+    found = next((release(name) for name in names if has("software", name)), None)
     return found if found and found.component == "GPU generation" else None
 
 
-def image_cuda(image: str) -> str | None:
-    """CUDA of an image of NVIDIA's catalogue, by its release; None for another image, and before the first row.
+def ngc_release(image: str) -> str | None:
+    """Month of an image of NVIDIA's catalogue, which brings the libraries of the driver that its CUDA needs.
 
-    >>> image_cuda("nvcr.io/nvidia/pytorch:24.01-py3"), image_cuda("python:3.12")
-    ('12.3', None)
+    >>> ngc_release("nvcr.io/nvidia/pytorch:24.01-py3"), ngc_release("nvcr.io/nvidia/cuda:12.8.1-base-ubuntu24.04")
+    ('24.01', None)
     """
     named = re.search(r"\bnvcr\.io/nvidia/[\w./-]+:(\d\d\.\d\d)-", image)
-    rows = sorted(releases("NGC image"), key=lambda each: version_key(each.name), reverse=True)
-    key = version_key(named[1]) if named else ()
-    return next((each.cuda for each in rows if key and version_key(each.name) <= key), None)
+    return named[1] if named else None
+
+
+def image_cuda(image: str) -> str | None:
+    """CUDA of an image: by its month in NVIDIA's catalogue, else as its name has it; None if neither says it.
+
+    An image of NVIDIA's catalogue before the first row, or of a month after `AS_OF`, is not known.
+
+    >>> image_cuda("nvcr.io/nvidia/pytorch:24.01-py3"), image_cuda("nvidia/cuda:12.8.1-runtime-ubuntu24.04")
+    ('12.3', '12.8')
+    >>> image_cuda("pytorch/pytorch:2.4.0-cuda12.1-cudnn9-runtime"), image_cuda("train:2.9-py312-cu130")
+    ('12.1', '13.0')
+    """
+    if month := ngc_release(image):
+        rows = sorted(releases("NGC image"), key=lambda each: version_key(each.name), reverse=True)
+        is_read = version_key(f"20{month}") <= version_key(AS_OF)
+        return next((each.cuda for each in rows if is_read and version_key(each.name) <= version_key(month)), None)
+    named = re.search(r"(?:\b|_)(?:cuda[-_:]?(\d+\.\d+)|cu(\d\d)(\d)(?!\d))", image)
+    return None if named is None else named[1] or f"{named[2]}.{named[3]}"
+
+
+def image_rocm(image: str) -> str | None:
+    """ROCm of an image, as its name has it.
+
+    >>> image_rocm("rocm/pytorch:rocm7.0.2_ubuntu24.04_py3.12"), image_rocm("rocm/dev-ubuntu-24.04:6.4.1-complete")
+    ('7.0', '6.4')
+    """
+    named = re.search(r"(?:\b|_)rocm[-_]?(\d+\.\d+)|(?:^|/)rocm/dev-[\w.-]+:(\d+\.\d+)", image)
+    return None if named is None else named[1] or named[2]
+
+
+def image_vendor(image: str) -> str | None:
+    """Whose GPUs an image is for, by its CUDA, its ROCm or its publisher; None if the name does not say it.
+
+    >>> image_vendor("rocm/vllm:latest"), image_vendor("nvcr.io/nvidia/pytorch:26.01-py3"), image_vendor("python:3.12")
+    ('AMD', 'NVIDIA', None)
+    """
+    if image_rocm(image) or re.search(r"(?:^|/)rocm/", image):
+        return "AMD"
+    return "NVIDIA" if image_cuda(image) or re.search(r"(?:^|/)nvidia/", image) else None
 
 
 def wheel_builds() -> list[str]:

@@ -132,7 +132,7 @@ def old_driver(file: ReviewedFile) -> Iterator[Problem]:
     for command in file.commands:
         for word in command.words if "install" in command.texts[:4] else ():
             found = re.fullmatch(r"nvidia-driver-(\d{3})(?:-server|-open)*(?:=.*)?", word.text)
-            if found and software.driver_end(int(found[1])) is not None:
+            if found and software.support_end("driver", found[1]) is not None:
                 yield word.problem(f"the driver branch R{found[1]} is out of support")
 
 

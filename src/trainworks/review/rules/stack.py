@@ -10,7 +10,7 @@ import yaml
 
 from trainworks.catalog import software
 from trainworks.catalog.catalog import accelerator, has, node
-from trainworks.catalog.facts import Release
+from trainworks.catalog.facts import Accelerator, Component, Release
 from trainworks.config.stack_parts.words import FILL_IN
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
@@ -49,7 +49,7 @@ def _example(**changes: str) -> str:
     "for later releases alone.",
     fix="Take a release that is supported for as long as the cluster is to live, such as Ubuntu 24.04 or Rocky 9.",
     source="trainworks catalog show 'CentOS 8'",
-    bad=_example(os="CentOS 8", environment='image: "registry.example/train:1"'),
+    bad=_example(os="CentOS 8", environment='image: "registry.example/train:1-cu130"'),
     good=_example(),
 )
 def ended_system(file: ReviewedFile) -> Iterator[Problem]:
@@ -77,10 +77,7 @@ def ended_system(file: ReviewedFile) -> Iterator[Problem]:
 def ended_driver(file: ReviewedFile) -> Iterator[Problem]:
     """A driver of a branch that ended, of the stack or of a group of nodes."""
     for value, _ in drivers(file):
-        branch = software.driver_branch(value.value)
-        ended = software.driver_end(branch)
-        if ended is not None:
-            yield flag(value, f"support of R{branch} ended{f' in {ended}' if ended else ''}")
+        yield from ended("driver", value, f"R{software.driver_branch(value.value)}")
 
 
 @stack_rule(
@@ -118,7 +115,7 @@ def old_driver_for_cuda(file: ReviewedFile) -> Iterator[Problem]:
     """An environment for a CUDA that the driver of some nodes cannot run."""
     branches = sorted({software.driver_branch(value.value) for value, groups in drivers(file) if groups})
     for branch in branches:
-        for value, cuda in _cudas(file):
+        for value, cuda in cudas(file, with_ngc=False):
             least = software.least_driver(cuda)
             if least is not None and branch < least:
                 yield flag(value, f"CUDA {cuda} needs the driver R{least} or newer, and `gpu.driver` is R{branch}")
@@ -136,7 +133,7 @@ def old_driver_for_cuda(file: ReviewedFile) -> Iterator[Problem]:
 )
 def unknown_generation(file: ReviewedFile) -> Iterator[Problem]:
     """An environment for a CUDA before the first, or behind the last, of a GPU generation of the nodes."""
-    for value, cuda in [*_cudas(file), *_cudas_of_ngc(file)]:
+    for value, cuda in cudas(file):
         for found in generations(file):
             if found.first_cuda and software.version_key(cuda) < software.version_key(found.first_cuda):
                 yield flag(value, f"CUDA {cuda} does not know {found.name}: {found.first_cuda} is the first that does")
@@ -149,22 +146,25 @@ def unknown_generation(file: ReviewedFile) -> Iterator[Problem]:
 @stack_rule(
     "TW736",
     "PyTorch has no such wheels",
-    why="Each release of PyTorch has wheels for two or three releases of CUDA. pip finds none for another one, or "
-    "takes a build for another CUDA from PyPI without a message.",
-    fix="Take a CUDA that the release was built for.",
+    why="Each release of PyTorch has wheels for two or three releases of CUDA, and one or two of ROCm. pip finds none "
+    "for another one, or takes a build for another CUDA from PyPI without a message.",
+    fix="Take a CUDA or ROCm that the release was built for.",
     source="https://github.com/pytorch/pytorch/blob/main/RELEASE.md",
     bad=_example(os="Debian 12", environment='torch: "2.0", cuda: "12.0"'),
     good=_example(os="Debian 12", environment='torch: "2.0", cuda: "11.8"'),
 )
 def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
-    """`torch` and `cuda` of an environment that no wheel has."""
+    """`torch` with `cuda` or `rocm` of an environment that no wheel has."""
     for item in environments(file):
-        torch, cuda = tree.scalar(tree.get(item, "torch")), tree.get(item, "cuda")
-        if torch is None or not isinstance(cuda, yaml.ScalarNode):
-            continue
-        found = release(".".join(torch.split(".")[:2]), "PyTorch")
-        if found and cuda.value not in found.builds:
-            yield flag(cuda, f"{found.name} has no wheels for CUDA {cuda.value}, and has for {', '.join(found.builds)}")
+        torch = tree.scalar(tree.get(item, "torch"))
+        found = release(".".join(torch.split(".")[:2]), "PyTorch") if torch else None
+        for key, name in (("cuda", "CUDA"), ("rocm", "ROCm")):
+            builds = (found.builds if key == "cuda" else found.rocm_builds) if found else ()
+            for value in scalars(item, key) if found else ():
+                if found and value.value not in builds:
+                    yield flag(
+                        value, f"{found.name} has no wheels for {name} {value.value}, and has for {', '.join(builds)}"
+                    )
 
 
 @stack_rule(
@@ -181,9 +181,7 @@ def missing_wheels(file: ReviewedFile) -> Iterator[Problem]:
 def ended_slurm(file: ReviewedFile) -> Iterator[Problem]:
     """`slurm.release` that ended."""
     for value in scalars(file.stack, "slurm", "release"):
-        found = release(".".join(value.value.split(".")[:2]), "Slurm")
-        if found and software.is_over(found):
-            yield flag(value, f"support of {found.name} ended in {found.ends}")
+        yield from ended("Slurm", value, f"Slurm {'.'.join(value.value.split('.')[:2])}")
 
 
 @stack_rule(
@@ -325,6 +323,13 @@ def other_pyxis(file: ReviewedFile) -> Iterator[Problem]:
             yield flag(value, f"pyxis was built for Slurm {value.value}, and the nodes run {slurm}")
 
 
+def ended(component: Component, value: yaml.ScalarNode, name: str) -> Iterator[Problem]:
+    """The problem of a release whose support ended."""
+    month = software.support_end(component, value.value)
+    if month is not None:
+        yield flag(value, f"support of {name} ended{f' in {month}' if month else ''}")
+
+
 def flag(node_: yaml.ScalarNode, message: str) -> Problem:
     """A problem at a value."""
     return Problem(*tree.place(node_), message)
@@ -349,23 +354,17 @@ def environments(file: ReviewedFile) -> list[yaml.Node]:
     return [each for key in ("environments", "images") for each in tree.items(tree.get(file.stack, key))]
 
 
-def _cudas(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
-    """CUDA of each environment: as written, or that in the name of its image."""
+def cudas(file: ReviewedFile, *, with_ngc: bool = True) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    """CUDA of each environment: as written, or that in the name of its image.
+
+    Images of NVIDIA's catalogue bring the libraries of the driver that they need.
+    """
     for item in environments(file):
         written = list(scalars(item, "cuda"))
         yield from ((value, value.value) for value in written if re.match(r"\d", value.value))
         for image in scalars(item, "image"):
-            named = re.search(r"(?:^|/)cuda:(\d+\.\d+)", image.value)
-            if named and not written:
-                yield image, named[1]
-
-
-def _cudas_of_ngc(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
-    """CUDA of images of NVIDIA's catalogue, which bring the libraries of the driver that it needs."""
-    for item in environments(file):
-        for image in scalars(item, "image"):
             cuda = software.image_cuda(image.value)
-            if cuda is not None and tree.get(item, "cuda") is None:
+            if cuda and not written and (with_ngc or software.ngc_release(image.value) is None):
                 yield image, cuda
 
 
@@ -383,11 +382,17 @@ def generations(file: ReviewedFile) -> list[Release]:
 
 
 def _generations(groups: Iterable[yaml.Node]) -> list[Release]:
-    found: dict[str, Release] = {}
+    found = (software.generation(card.architecture) for _, card in cards(groups) if card is not None)
+    return list({known.name: known for known in found if known}.values())
+
+
+def cards(groups: Iterable[yaml.Node]) -> Iterator[tuple[yaml.ScalarNode, Accelerator | None]]:
+    """Value that says the accelerator of each group that has one; None if the catalogue does not have it."""
     for item in groups:
-        machine = tree.scalar(tree.get(item, "machine"))
-        cards = (tree.scalar(tree.get(item, "hardware", "accelerators")) or "").partition(":")[0]
-        card = node(machine).accelerator if machine and has("nodes", machine) else cards
-        known = software.generation(accelerator(card).architecture) if has("accelerators", card) else None
-        found |= {known.name: known} if known else {}
-    return list(found.values())
+        for value in scalars(item, "machine"):
+            card = node(value.value).accelerator if has("nodes", value.value) else None
+            if card or not has("nodes", value.value):
+                yield value, accelerator(card) if card else None
+        for value in scalars(item, "hardware", "accelerators"):
+            name = value.value.partition(":")[0]
+            yield value, accelerator(name) if has("accelerators", name) else None

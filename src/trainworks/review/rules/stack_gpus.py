@@ -1,4 +1,4 @@
-"""TW745 to TW748: stack files: wheels, Python and operators against the GPUs and the system."""
+"""TW745 to TW752: stack files: wheels, images, Python and operators against the GPUs, and what cannot be judged."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from collections.abc import Iterator
 import yaml
 
 from trainworks.catalog import software
-from trainworks.catalog.facts import Release
+from trainworks.catalog.facts import Component, Release
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
-from trainworks.review.rules.stack import environments, flag, generations, release, scalars, stack_rule
+from trainworks.review.rules.stack import (
+    cards,
+    cudas,
+    drivers,
+    ended,
+    environments,
+    flag,
+    generations,
+    release,
+    scalars,
+    stack_rule,
+)
 
 _STACK = """os: {os}
 nodes:
@@ -27,6 +38,14 @@ nodes:
 gpu: {{driver: "580"}}
 slurm: {{release: "26.05"}}
 kubernetes: {{gpu_operator: {operator}}}{comment}
+"""
+_AMD = """os: Ubuntu 24.04
+nodes:
+  - {{hosts: "gpu[1-4]", hardware: {{accelerators: "MI355X:8"}}, roles: [compute]}}
+gpu: {{rocm: "{driver}"}}
+slurm: {{release: "{slurm}"}}
+environments:
+  - {{name: torch, {environment}}}
 """
 
 
@@ -111,9 +130,138 @@ def old_operator(file: ReviewedFile) -> Iterator[Problem]:
 def ended_operator(file: ReviewedFile) -> Iterator[Problem]:
     """`kubernetes.gpu_operator` that gets no corrections any more."""
     for value in scalars(file.stack, "kubernetes", "gpu_operator"):
-        ended = software.operator_end(value.value)
-        if ended is not None:
-            yield flag(value, f"support of the GPU operator {value.value} ended{f' in {ended}' if ended else ''}")
+        yield from ended("GPU operator", value, f"the GPU operator {value.value}")
+
+
+@stack_rule(
+    "TW749",
+    "ROCm does not know the GPUs",
+    why="A ROCm release has a driver and compiled programs for the GPUs of its day. Neither runs on a later GPU: "
+    "`HIP error: invalid device function`.",
+    fix="Take a ROCm that knows the generation, for the driver and for the wheels or the image.",
+    source="https://rocm.docs.amd.com/en/latest/compatibility/compatibility-matrix.html",
+    bad=_AMD.format(driver="6.3", slurm="26.05", environment='image: "rocm/pytorch:rocm7.0_ubuntu24.04_py3.12"'),
+    good=_AMD.format(driver="7.0", slurm="26.05", environment='image: "rocm/pytorch:rocm7.0_ubuntu24.04_py3.12"'),
+)
+def unknown_rocm_generation(file: ReviewedFile) -> Iterator[Problem]:
+    """ROCm of a driver, of wheels or of an image before the first that knows a GPU generation of the nodes."""
+    for value, rocm in _rocms(file):
+        for found in generations(file):
+            first = found.first_rocm
+            if first and software.version_key(rocm) < software.version_key(first):
+                yield flag(value, f"ROCm {rocm} does not know {found.name}: {first} is the first that does")
+
+
+@stack_rule(
+    "TW750",
+    "An environment is for the GPUs of another vendor",
+    why="Programs for CUDA find no GPU of AMD, and those for ROCm none of NVIDIA: `torch.cuda.is_available()` is "
+    "false.",
+    fix="Take the wheels or the image for the GPUs of the nodes.",
+    source="https://pytorch.org/get-started/locally/",
+    bad=_AMD.format(driver="7.0", slurm="26.05", environment='image: "pytorch/pytorch:2.9.1-cuda13.0-cudnn9-runtime"'),
+    good=_AMD.format(driver="7.0", slurm="26.05", environment='image: "rocm/pytorch:rocm7.0_ubuntu24.04_py3.12"'),
+)
+def other_vendor(file: ReviewedFile) -> Iterator[Problem]:
+    """An environment for CUDA or ROCm on a cluster whose GPUs are all of another vendor; `images` may be for others."""
+    found = [card for _, card in cards(tree.items(tree.get(file.stack, "nodes")))]
+    vendors = {card.vendor for card in found if card is not None}
+    for item in tree.items(tree.get(file.stack, "environments")) if vendors and None not in found else ():
+        written = [(value, vendor) for key, vendor in _VENDORS for value in scalars(item, key)]
+        named = [(value, software.image_vendor(value.value)) for value in scalars(item, "image")]
+        for value, vendor in [*written, *named]:
+            if vendor and vendor not in vendors:
+                yield flag(value, f"it is for GPUs of {vendor}, and no node has one")
+
+
+@stack_rule(
+    "TW751",
+    "A release is not judged",
+    "warning",
+    why="The catalogue has no row for it, because it is newer than the facts or was never read. The other rules pass "
+    "it without knowing whether it fits.",
+    fix="Take newer facts with `trainworks catalog update`, write a row of your own, or take a release that is known.",
+    source="trainworks catalog show 'Slurm 26.05'",
+    bad=_AMD.format(driver="7.0", slurm="31.05", environment='image: "rocm/pytorch:rocm7.0_ubuntu24.04_py3.12"'),
+    good=_AMD.format(driver="7.0", slurm="26.05", environment='image: "rocm/pytorch:rocm7.0_ubuntu24.04_py3.12"'),
+)
+def unjudged(file: ReviewedFile) -> Iterator[Problem]:
+    """A release, a system or a GPU that the catalogue does not have, each once."""
+    seen: set[str] = set()
+    for value, message in [*_unjudged_releases(file), *_unjudged_system(file), *_unjudged_gpus(file)]:
+        if message and message not in seen:
+            seen.add(message)
+            yield flag(value, message)
+
+
+@stack_rule(
+    "TW752",
+    "The CUDA of an image is not known",
+    "note",
+    why="Its name says neither CUDA nor ROCm. Whether it has code for the GPUs, and runs on the driver, is not judged.",
+    fix="Write the `cuda` of the image beside it; ROCm is read from a tag such as `rocm7.0`.",
+    source="https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html",
+    bad=_AMD.format(driver="7.0", slurm="26.05", environment='image: "registry.example/train:1"'),
+    good=_AMD.format(driver="7.0", slurm="26.05", environment='image: "registry.example/train:1-rocm7.0"'),
+)
+def unknown_cuda(file: ReviewedFile) -> Iterator[Problem]:
+    """`image` without `cuda`, whose name does not say it, on a cluster with GPUs."""
+    with_gpus = any(True for _ in cards(tree.items(tree.get(file.stack, "nodes"))))
+    for item in environments(file) if with_gpus else ():
+        for image in scalars(item, "image") if tree.get(item, "cuda") is None else ():
+            name = image.value
+            if not (software.ngc_release(name) or software.image_cuda(name) or software.image_rocm(name)):
+                yield flag(image, f"neither the name of {name} nor `cuda` says which CUDA or ROCm it has")
+
+
+_VENDORS = (("cuda", "NVIDIA"), ("rocm", "AMD"))
+
+
+def _rocms(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    """ROCm of each driver, and of each environment: as written, or that in the name of its image."""
+    for item in (file.stack, *tree.items(tree.get(file.stack, "nodes"))):
+        yield from ((value, value.value) for value in scalars(item, "gpu", "rocm"))
+    for item in environments(file):
+        yield from ((value, value.value) for value in scalars(item, "rocm"))
+        named = [(image, software.image_rocm(image.value)) for image in scalars(item, "image")]
+        yield from ((image, rocm) for image, rocm in named if rocm)
+
+
+def _unjudged_releases(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str | None]]:
+    """Every release that a rule compares, and why it is not judged."""
+    paths: tuple[tuple[Component, tuple[str, ...]], ...] = (
+        ("Slurm", ("slurm", "release")),
+        ("PMIx", ("slurm", "pmix")),
+        ("GPU operator", ("kubernetes", "gpu_operator")),
+    )
+    written = [(part, value, value.value) for part, path in paths for value in scalars(file.stack, *path)]
+    written += [("driver", value, value.value) for value, _ in drivers(file)]
+    written += [("PyTorch", value, value.value) for item in environments(file) for value in scalars(item, "torch")]
+    written += [("CUDA", value, cuda) for value, cuda in cudas(file)]
+    written += [("ROCm", value, rocm) for value, rocm in _rocms(file)]
+    yield from ((value, software.not_judged(component, version)) for component, value, version in written)
+
+
+def _unjudged_system(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str | None]]:
+    """An operating system without a row, and a kernel beside one whose generic kernel is not known."""
+    for value in scalars(file.stack, "os"):
+        system = release(value.value, "operating system")
+        if system is None:
+            yield value, f"{value.value} is not judged: the catalogue has no row for it"
+        elif system.kernel is None and tree.scalar(tree.get(file.stack, "fabric", "driver")) == "doca-ofed":
+            for kernel in scalars(file.stack, "fabric", "kernel"):
+                yield kernel, f"kernel {kernel.value} is not judged: the generic one of {system.name} is not known"
+
+
+def _unjudged_gpus(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str | None]]:
+    """GPUs of a generation without a row, and images of NVIDIA's catalogue of a month that was not read."""
+    for value, card in cards(tree.items(tree.get(file.stack, "nodes"))):
+        if card is None or software.generation(card.architecture) is None:
+            yield value, f"the GPUs of {value.value} are not judged: the catalogue has no row for their generation"
+    for item in environments(file):
+        for image in scalars(item, "image") if tree.get(item, "cuda") is None else ():
+            if software.ngc_release(image.value) and software.image_cuda(image.value) is None:
+                yield image, f"{image.value} is not judged: the catalogue does not know the CUDA of that month"
 
 
 def _torch(item: yaml.Node) -> Release | None:
