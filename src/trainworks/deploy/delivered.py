@@ -192,8 +192,8 @@ def _derived(
         every = ((folder, file, files.get(f"roles/fabric/files/{file}")) for file, folder in places)
         yield from (DeliveredFile(f"{folder}/{file}", text) for folder, file, text in every if text)
     for unit in units:
-        if unit.facts["group"] in roles | {"all"} and unit.facts["server"] != host:
-            yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.name}"])
+        if unit.facts["group"] in roles | {"all", name} and unit.facts["server"] != host:
+            yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.path}"])
     if "compute" in roles and stack.slurm is not None and stack.slurm.adopt and operating_system(stack).selinux:
         yield DeliveredFile(f"/etc/selinux/{_ADOPT}", files[f"roles/access/files/{_ADOPT}"])
 
