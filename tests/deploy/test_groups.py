@@ -167,7 +167,8 @@ def test_kernel_arguments_are_those_of_the_group_or_of_the_stack(tmp_path: Path,
     everywhere = ("monitoring: {}", "kernel_arguments: [amd_iommu=off]\nmonitoring: {}")
     found = render_stack(changed(tmp_path, everywhere, ("scratch: none ", "kernel_arguments: none ")))
     arguments = {
-        name: yaml.safe_load(found[f"group_vars/nodes_{name}.yaml"])["kernel_arguments"] for name in ("cpu", "a100", "mi")
+        name: yaml.safe_load(found[f"group_vars/nodes_{name}.yaml"])["kernel_arguments"]
+        for name in ("cpu", "a100", "mi")
     }
     assert arguments == {"cpu": [], "a100": ["amd_iommu=off"], "mi": ["iommu=pt"]}
 
@@ -189,8 +190,19 @@ def test_jobs_take_nodes_without_gpus_first_and_leave_the_system_its_part(files,
     assert lines_of(render_stack(own)[f"{SLURM}/slurm.conf"], "NodeName=")["old[1-2]"]["Weight"] == "50"
 
 
+def test_a_plan_fills_the_memory_that_jobs_get(tmp_path: Path) -> None:
+    whole = read_cluster(f"{EXAMPLE}:h100").node
+    own = read_cluster(
+        f"{changed(tmp_path, ('machine: DGX H100', 'machine: DGX H100, reserved_memory: 100 GiB'))}:h100"
+    )
+    assert whole is not None and whole.host_memory_bytes is not None and own.node is not None
+    assert own.node.host_memory_bytes == whole.host_memory_bytes - 100 * 2**30
+    mi = read_cluster(f"{EXAMPLE}:mi").node
+    assert mi is not None and mi.host_memory_bytes == (2200 - 32) * 2**30
+
+
 def test_a_cluster_of_one_kind_has_no_weights() -> None:
-    assert "Weight=" not in render_stack(EXAMPLE.with_name("stack.yaml"))[f"{SLURM}/slurm.conf"].replace("PriorityW", "")
+    assert " Weight=" not in render_stack(EXAMPLE.with_name("stack.yaml"))[f"{SLURM}/slurm.conf"]
 
 
 def test_gres_names_the_devices_of_each_vendor_and_the_cores_that_are_known(files) -> None:

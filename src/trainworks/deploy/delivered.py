@@ -40,7 +40,7 @@ _RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     (r"scheduler/files/(?!accounts)([^/]+\.sh)", "/etc/slurm", "755", SLURM_ROLES),
     (r"base/files/own/(.+\.sh)", "", "755", frozenset()),
     (r"base/files/own/(.+(?<!\.sh))", "", "644", frozenset()),
-    (r"scheduler/files/([^/]+\.conf|[^./]+)", "/etc/slurm", "644", SLURM_ROLES),
+    (r"scheduler/files/([^/]+\.(?:conf|yaml)|[^./]+)", "/etc/slurm", "644", SLURM_ROLES),
     (r"scheduler/files/GROUP/(.+\.sh)", "/etc/slurm", "755", frozenset()),
     (r"backup/files/(.+\.sh)", "/usr/local/sbin", "755", frozenset({"controller", "database"})),
     (r"backup/files/(.+\.(?:service|timer))", _UNITS, "644", frozenset({"controller", "database"})),

@@ -37,11 +37,10 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 def slurm_files(stack: Stack) -> dict[str, str]:
     """Files of /etc/slurm on every node, by name."""
     scratch = sorted({each.at for _, each in stack.scratches})
-    lines = racks.topology_lines(stack) if racks.has_blocks(stack) else _switches(stack)
     files = {
         "slurm.conf": _slurm_conf(stack),
         "cgroup.conf": render("slurm/cgroup.conf"),
-        "topology.conf": "\n".join(lines) + "\n",
+        **racks.topology_files(stack, leaves_of(stack)),
     }
     if scratch:
         files["task_prolog.sh"] = task_prolog(*scratch)
@@ -70,14 +69,6 @@ def check_script(stack: Stack, group: NodeGroup) -> str:
     return render("slurm/check_script.sh", check=_node_check(stack, group))
 
 
-def _switches(stack: Stack) -> list[str]:
-    """Lines of topology.conf with the sets of leaf switches."""
-    switches = leaves_of(stack)
-    lines = ["# a set of leaf switches that whole nodes are attached to is one switch here"]
-    lines += [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
-    return lines + ([f"SwitchName=spine Switches=leaf[1-{len(switches)}]"] if len(switches) > 1 else [])
-
-
 def slurmdbd_template(stack: Stack) -> str:
     """slurmdbd.conf as a template of Ansible, which fills in the password."""
     (host,) = stack.hosts("database")
@@ -95,7 +86,8 @@ def _slurm_conf(stack: Stack) -> str:
         hooks=slurm_conf_lines(_FOLDER, contain=True),
         memory_share_mb=_memory_share_mb(stack.groups("compute")),
         has_gpus=bool(_gres(stack)),
-        has_blocks=racks.has_blocks(stack),
+        has_imex=racks.has_imex(stack),
+        topology="" if racks.has_topologies(stack) else "block" if racks.has_blocks(stack) else "tree",
         backfill=_backfill(stack),
         power_lines=power_lines(_autoscale(stack)) if stack.scheduler.power else [],
         nodes=[(group, hardware_of(group)) for group in stack.groups("compute")],
@@ -106,7 +98,7 @@ def _slurm_conf(stack: Stack) -> str:
 
 
 def _weights(stack: Stack) -> Mapping[str, int]:
-    """Weight of each group, by its hosts: nodes with GPUs are the last that a job without GPUs gets; empty if all are 1."""
+    """Weight of each group, by its hosts: jobs without GPUs get nodes without some first. Empty where all are alike."""
     found = {
         group.hosts: group.weight or (1 if hardware_of(group).accelerators is None else _GPU_WEIGHT)
         for group in stack.groups("compute")
@@ -140,8 +132,11 @@ def _partition(stack: Stack, partition: Partition) -> Mapping[str, object]:
         accounts += [account.name] if account.parent in accounts and account.name not in accounts else []
     gpus = [(each, found.count) for each, _ in groups if (found := hardware_of(each).accelerators) is not None]
     gpus = gpus if len(gpus) == len(groups) else []
+    hosts = [name for group, names in groups for name in (group.names if names == group.hosts else [names])]
+    in_racks = racks.has_topologies(stack) and racks.is_of_racks(stack, hosts)
     return {
         "asked": partition,
+        "topology": racks.RACKS if in_racks else "",
         "nodes": ",".join(names for _, names in groups) if partition.nodes else "ALL",
         "accounts": accounts,
         "memory_share_mb": _memory_share_mb(each for each, _ in groups),
