@@ -143,6 +143,13 @@ def secrets_of(project: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
+def secrets_to_rotate(stack: Stack) -> dict[str, tuple[str, int]]:
+    """File and length of each secret of a stack that can be replaced."""
+    found = {"exporter-token": ("exporter_token", 32)}
+    found |= {"munge": ("munge.key", 128), "database": ("slurm_database", 32)} if stack.slurm is not None else {}
+    return found | ({"grafana": ("grafana", 32)} if stack.monitoring is not None and stack.monitoring.grafana else {})
+
+
 def _copied(stack: Stack, files: Mapping[str, str], group: str, host: str = "") -> Iterator[DeliveredFile]:
     """Files that one host alone gets, or those that all of a group get where no host is named."""
     roles, paths = stack.group_names[group].roles, operating_system(stack).paths.model_dump()
