@@ -56,7 +56,10 @@ def exported_folders(stack: Stack) -> dict[str, list[str]]:
 def mount_units(stack: Stack) -> list[MountUnit]:
     """Units of all mounts, of the local scratch of compute nodes, and of the mirrored drives of file servers."""
     units = [_shared(mount) for mount in stack.mounts if mount.kind != "scale"]
-    units += [_scratch(group, scratch) for group, scratch in stack.scratches]
+    units += [
+        _local(scratch.at, _drive(scratch), group, "noatime,nofail", _SCRATCH_REASONS)
+        for group, scratch in stack.scratches
+    ]
     return units + ([_metadata(stack.metadata)] if stack.metadata else [])
 
 
@@ -138,6 +141,7 @@ _NFS_REASONS = (
     "# nconnect: eight connections; the rate of a single one is bound to one core",
     "# noatime: reading a file writes nothing",
 )
+_SCRATCH_REASONS = ("# noatime: reading a file writes nothing", "# nofail: a node without it starts, and is drained")
 _LUSTRE_REASONS = ("# flock: locks hold on all nodes, which HDF5 and pip ask for", "# noatime: reading writes nothing")
 _CEPH_REASONS = (
     "# secretfile: the key itself would show in the unit and in the list of processes",
@@ -224,11 +228,6 @@ def _beegfs_text(mount: SharedMount) -> str:
         "tuneRemoteFSync = true",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _scratch(group: str, scratch: Scratch) -> MountUnit:
-    reasons = ("# noatime: reading a file writes nothing", "# nofail: a node without it starts, and is drained")
-    return _local(scratch.at, _drive(scratch), group, "noatime,nofail", reasons)
 
 
 def _drive(scratch: Scratch) -> str:

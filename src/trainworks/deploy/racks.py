@@ -14,7 +14,7 @@ deployment over a whole NVLink domain: /etc/nvidia-imex/nodes_config.cfg has an 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from trainworks.catalog.software import FIRST_TOPOLOGIES, version_key
 from trainworks.catalog.stack_cluster import rack_of_group
@@ -67,7 +67,7 @@ def topology_files(stack: Stack, leaves: Sequence[Sequence[str]]) -> dict[str, s
     if has_topologies(stack):
         leaf_lines = [{"switch": name, "nodes": nodes} for name, nodes in switches.items()]
         tree = leaf_lines + [{"switch": name, "children": below} for name, below in spine.items()]
-        return {"topology.yaml": f"{_switched(tree)}{_racked(stack)}"}
+        return {"topology.yaml": _topologies(stack, tree)}
     if has_blocks(stack):
         return {"topology.conf": "".join(f"{line}\n" for line in _block_lines(stack))}
     lines = [_LEAVES, *(f"SwitchName={name} Nodes={nodes}" for name, nodes in switches.items())]
@@ -79,18 +79,16 @@ _LEAVES = "# a set of leaf switches that whole nodes are attached to is one swit
 _BLOCKS = "# a rack is a block: a job that fits into one gets nodes of one; `sbatch --segment=16` has room for failures"
 
 
-def _switched(tree: list[dict[str, str]]) -> str:
-    """The topology of partitions that name none."""
-    topology = {"topology": "switches", "cluster_default": True, "tree": {"switches": tree}}
-    return f"# of partitions that name no topology\n{_LEAVES}\n{to_yaml([topology], is_short=True)}"
-
-
-def _racked(stack: Stack) -> str:
-    """The topology of partitions over racks alone."""
+def _topologies(stack: Stack, tree: Sequence[Mapping[str, str]]) -> str:
+    """Topologies of partitions that name none, and of those over racks alone."""
     blocks = [{"block": name, "nodes": ",".join(nodes)} for name, nodes in racks_of(stack).items()]
     block = {"block_sizes": [_least(stack)], "blocks": blocks}
-    topology = {"topology": RACKS, "cluster_default": False, "block": block}
-    return f"# of partitions over racks alone, `Topology={RACKS}`\n{_BLOCKS}\n{to_yaml([topology], is_short=True)}"
+    switches = {"topology": "switches", "cluster_default": True, "tree": {"switches": [*tree]}}
+    racks = {"topology": RACKS, "cluster_default": False, "block": block}
+    return (
+        f"# of partitions that name no topology\n{_LEAVES}\n{to_yaml([switches], is_short=True)}"
+        f"# of partitions over racks alone, `Topology={RACKS}`\n{_BLOCKS}\n{to_yaml([racks], is_short=True)}"
+    )
 
 
 def _block_lines(stack: Stack) -> list[str]:

@@ -131,7 +131,7 @@ def ended_operator(file: ReviewedFile) -> Iterator[Problem]:
 
 @stack_rule(
     "TW749",
-    "Racks of one NVLink domain are no topology of their own",
+    "Racks of one NVLink domain share the topology of other nodes",
     "warning",
     why="A job that fits into an NVL72 rack is fastest on nodes of one, where Slurm places it if racks are blocks. A "
     "release before 25.05 has one topology for all nodes: blocks, where most nodes are in racks, or leaf switches. "
@@ -144,7 +144,8 @@ def ended_operator(file: ReviewedFile) -> Iterator[Problem]:
 def racks_beside_others(file: ReviewedFile) -> Iterator[Problem]:
     """`slurm.release` with one topology, or a partition over both, where some compute nodes are in such racks."""
     items = tree.items(tree.get(file.stack, "nodes"))
-    groups = {_group(each): _is_in_rack(each) for each in items if "compute" in _texts(each, "roles")}
+    compute = [_group(each) for each in items if "compute" in _texts(each, "roles")]
+    groups = {group: rack_of_group(group) is not None for group in compute}
     if len(set(groups.values())) < 2:
         return
     for value in scalars(file.stack, "slurm", "release"):
@@ -160,14 +161,10 @@ def racks_beside_others(file: ReviewedFile) -> Iterator[Problem]:
 
 
 def _group(item: yaml.Node) -> NodeGroup:
-    """A group of nodes as far as its names go."""
-    known = {key: tree.scalar(tree.get(item, key)) for key in ("hosts", "name", "machine")}
-    return NodeGroup.model_construct(None, **{**known, "hosts": known["hosts"] or ""})
-
-
-def _is_in_rack(item: yaml.Node) -> bool:
-    machine = tree.scalar(tree.get(item, "machine"))
-    return machine is not None and has("nodes", machine) and rack_of_group(_group(item)) is not None
+    """A group of nodes with its names, and its machine if the catalogue has that."""
+    hosts, name, machine = (tree.scalar(tree.get(item, key)) for key in ("hosts", "name", "machine"))
+    known = machine if machine and has("nodes", machine) else None
+    return NodeGroup.model_construct(None, hosts=hosts or "", name=name, machine=known)
 
 
 def _texts(item: yaml.Node, key: str) -> list[str]:
