@@ -149,7 +149,7 @@ def test_check_warns_where_racks_are_no_topology_of_their_own(release: str, node
         "  - {hosts: 'cpu[1-2]', roles: [compute], hardware: {sockets: 2, cores_per_socket: 64, memory: 500 GiB}}\n"
         f"slurm: {{release: '{release}', partitions: [{{name: train{nodes}}}]}}\n"
     )
-    found = check_text(text, selected_rules(["TW749"], ()), name="stack.yaml")
+    found = check_text(text, selected_rules(["TW753"], ()), name="stack.yaml")
     assert [each.severity for each in found] == ["warning"] * (message is not None)
     assert all(str(message) in each.message for each in found)
 

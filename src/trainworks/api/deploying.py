@@ -42,7 +42,7 @@ from trainworks.review.check import check_text
 from trainworks.review.finding import ReviewReport
 from trainworks.review.registry import selected_rules
 
-_RULES = ("TW73", "TW74")
+_RULES = ("TW73", "TW74", "TW75")
 _NAMING_HOSTS = Playbook(tags=("base", "firewall", "storage", "scheduler", "monitoring"))
 """Parts that name all hosts: /etc/hosts, rules of the firewall, mounts, slurm.conf, targets of Prometheus."""
 _TOKEN_FILE = "exporter.token"  # noqa: S105, a file beside prometheus.yml, which the role writes

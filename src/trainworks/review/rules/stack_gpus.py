@@ -1,4 +1,4 @@
-"""TW745 to TW749: stack files: wheels, Python, operators and topology against the GPUs and the system."""
+"""TW745 to TW753: stack files: wheels, Python, operators and topology against the GPUs and the system."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def ended_operator(file: ReviewedFile) -> Iterator[Problem]:
 
 
 @stack_rule(
-    "TW749",
+    "TW753",
     "Racks of one NVLink domain share the topology of other nodes",
     "warning",
     why="A job that fits into an NVL72 rack is fastest on nodes of one, where Slurm places it if racks are blocks. A "
