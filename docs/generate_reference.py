@@ -247,8 +247,8 @@ def _type(schema: dict[str, Any]) -> str:
     """Describe the JSON Schema of a property in a few words."""
     if "$ref" in schema:
         return "mapping, see below"
-    if "anyOf" in schema:
-        options = (_type(option) for option in schema["anyOf"] if option.get("type") != "null")
+    if each := schema.get("anyOf") or schema.get("oneOf"):
+        options = (_type(option) for option in each if option.get("type") != "null")
         return " or ".join(dict.fromkeys(options))
     if values := schema.get("enum") or schema.get("examples") or ([schema["const"]] if "const" in schema else []):
         return ", ".join(f"`{value}`" for value in values)

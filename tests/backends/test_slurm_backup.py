@@ -1,15 +1,17 @@
-"""Dumps of a real slurmdbd's database, and their restore: whole or not at all, and nothing is lost on the way."""
+"""Copies of a real slurmdbd's database and slurmctld's state, and their restore: whole or not at all."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import subprocess
 import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.backends.slurm_cluster import Cluster
+from tests.backends.slurm_cluster import Cluster, wait_until
+from trainworks.deploy.sandbox.slurm_files import CLUSTER
 
 pytestmark = pytest.mark.slurm
 
@@ -22,9 +24,10 @@ class Backups:
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         paths = cluster.sandbox.paths
         self.cluster, self.folder = cluster, folder / "backups"
-        stop = folder / "stop.sh"
-        pid = paths.pid_file("slurmdbd")
-        stop.write_text(f"pid=$(cat {pid})\nkill $pid\nwhile kill -0 $pid 2> /dev/null; do sleep 0.1; done\n")
+        stop, stop_slurmctld = (folder / f"stop-{name}.sh" for name in ("slurmdbd", "slurmctld"))
+        for script, name in ((stop, "slurmdbd"), (stop_slurmctld, "slurmctld")):
+            pid = paths.pid_file(name)
+            script.write_text(f"pid=$(cat {pid})\nkill $pid\nwhile kill -0 $pid 2> /dev/null; do sleep 0.1; done\n")
         self.env = cluster.env | {
             "BACKUP_FOLDER": str(self.folder),
             "STATE_FOLDER": str(paths.folder / "state"),
@@ -34,11 +37,18 @@ class Backups:
             "STOP_SLURMDBD": f"bash {stop}",
             "START_SLURMDBD": "slurmdbd",
             "WAIT_S": "120",
+            "AS_SLURM": "env",
+            "STOP_SLURMCTLD": f"bash {stop_slurmctld}",
+            "START_SLURMCTLD": f"slurmctld -f {paths.conf}",
         }
 
     def run(self, script: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
         command = ["bash", SCRIPTS / script, *arguments]
         return subprocess.run(command, env=self.env, check=False, capture_output=True, text=True)
+
+    @property
+    def jobs(self) -> list[str]:
+        return self.cluster.call("squeue", "--noheader", "--format=%i").split()
 
     @property
     def accounts(self) -> set[str]:
@@ -108,3 +118,65 @@ def test_a_nightly_backup_removes_those_that_are_too_old_alone(backups: Backups)
     assert backups.run("slurm-backup.sh").returncode == 0
     assert [path.exists() for path in old] == [False, True]
     assert len(list(backups.folder.glob("database-2*"))) == 1
+
+
+def test_a_state_brings_back_the_queue_and_keeps_what_it_replaces(backups: Backups) -> None:
+    cluster = backups.cluster
+    job = cluster.call("sbatch", "--parsable", "--hold", "--wrap=true").strip()
+    # it saves its state when it stops
+    subprocess.run(["bash", "-c", backups.env["STOP_SLURMCTLD"]], check=True)
+    assert backups.run("slurm-backup.sh", "queue").returncode == 0
+    subprocess.run(["bash", "-c", backups.env["START_SLURMCTLD"]], env=backups.env, check=True)
+    wait_until(lambda: job in backups.jobs)
+    cluster.call("scancel", job)
+    wait_until(lambda: job not in backups.jobs)
+    copy = backups.folder / "state-queue.tar.gz"
+    try:
+        done = backups.run("slurm-restore-state.sh", copy)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert int(dict(line.split() for line in done.stdout.splitlines())["jobs"]) >= 1
+        assert job in backups.jobs
+        (before,) = backups.folder.glob("state-before-restore-*.tar.gz")
+        with tarfile.open(before) as state:
+            assert "./clustername" in state.getnames()
+    finally:
+        cluster.call("scancel", job)
+
+
+def state(path: Path, **files: bytes) -> Path:
+    """A copy of a state with these files."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(f"./{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return path
+
+
+def test_a_state_that_is_damaged_or_of_another_cluster_changes_nothing(backups: Backups) -> None:
+    backups.folder.mkdir()
+    whole = state(backups.folder / "state-whole.tar.gz", clustername=CLUSTER.encode(), job_state=b"x" * 2000)
+    cut = backups.folder / "state-cut.tar.gz"
+    cut.write_bytes(whole.read_bytes()[:-20])
+    for copy, message in [
+        (cut, "is damaged"),
+        (state(backups.folder / "state-other.tar.gz", clustername=b"elsewhere"), "is of the cluster 'elsewhere'"),
+        (state(backups.folder / "state-none.tar.gz", job_state=b"x"), "is no state of slurmctld"),
+    ]:
+        done = backups.run("slurm-restore-state.sh", copy)
+        assert (done.returncode, message in done.stderr, "nothing was changed" in done.stderr) == (1, True, True)
+    assert not list(backups.folder.glob("*before-restore*"))
+
+
+def test_a_state_that_slurmctld_cannot_read_is_taken_back(backups: Backups) -> None:
+    backups.folder.mkdir()
+    job = backups.cluster.call("sbatch", "--parsable", "--hold", "--wrap=true").strip()
+    try:
+        copy = state(backups.folder / "state-bad.tar.gz", clustername=CLUSTER.encode(), job_state=b"\xff" * 2000)
+        backups.env["WAIT_S"] = "20"
+        done = backups.run("slurm-restore-state.sh", copy)
+        assert done.returncode == 1
+        assert "what was there is back" in done.stderr
+        assert job in backups.jobs
+    finally:
+        backups.cluster.call("scancel", job)

@@ -16,6 +16,7 @@ from tests.deploy.test_project import ANSIBLE, NO_SLURM, on_this_machine, slurmc
 from trainworks.api.deploying import check_stack, render_stack
 from trainworks.catalog.stack_cluster import read_cluster
 from trainworks.config.stack import load_stack
+from trainworks.deploy.delivered import delivered_files
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.project import exporters
 from trainworks.deploy.slurm_hooks import NodeCheck, prolog
@@ -123,6 +124,87 @@ def test_a_partition_has_its_nodes_limits_and_the_share_of_a_gpu(files) -> None:
     assert "SchedulerParameters=bf_window=10080," in files[f"{SLURM}/slurm.conf"]
 
 
+def test_a_group_without_drives_has_no_scratch_and_another_its_own(files, variables) -> None:
+    assert {name: each["scratch_at"] for name, each in variables.items()} == {
+        "cpu": "",
+        "h100": "/scratch",
+        "a100": "/scratch",
+        "mi": "/scratch",
+    }
+    arrays = {each["group"]: (each["device"], each["options"]) for each in variables["cpu"]["storage_arrays"]}
+    one = ("/dev/nvme1n1", [])
+    assert arrays == {"nodes_h100": one, "nodes_a100": one, "nodes_mi": ("/dev/md/scratch", ["--level=0"])}
+    mounted = {name: "mountpoint -q /scratch" in files[f"{SLURM}/nodes_{name}/prolog.sh"] for name in variables}
+    assert mounted == {"cpu": False, "h100": True, "a100": True, "mi": True}
+    delivered = delivered_files(STACK, files, {})
+    units = {host: each.get("/etc/systemd/system/scratch.mount") for host, each in delivered.items()}
+    sources = {host: re.search("What=(.+)", str(unit.text))[1] for host, unit in units.items() if unit is not None}
+    assert sources == {
+        **dict.fromkeys(("gpu1", "gpu2", "old1", "old2"), "/dev/nvme1n1"),
+        **dict.fromkeys(("mi1", "mi2"), "/dev/md/scratch"),
+    }
+    for fact in variables["cpu"]["mounts"]:
+        assert f"roles/storage/files/{fact['file']}" in files
+
+
+def test_a_job_finds_the_scratch_of_the_node_that_it_is_on(tmp_path: Path) -> None:
+    at = changed(tmp_path, ("devices: [/dev/nvme0n1, /dev/nvme1n1]", f"devices: [/dev/sdb], at: {tmp_path}/local"))
+    script = render_stack(at)[f"{SLURM}/task_prolog.sh"]
+    (tmp_path / "local/jobs/12").mkdir(parents=True)
+    for job, printed in (("12", f"export TMPDIR={tmp_path}/local/jobs/12\n"), ("13", "")):
+        command = ["bash", "-c", script]
+        done = subprocess.run(command, env={"SLURM_JOB_ID": job}, capture_output=True, text=True, check=True)
+        assert done.stdout == printed
+
+
+def test_kernel_arguments_are_those_of_the_group_or_of_the_stack(tmp_path: Path, variables) -> None:
+    assert {name: each["kernel_arguments"] for name, each in variables.items()} == {
+        "cpu": [],
+        "h100": [],
+        "a100": [],
+        "mi": ["iommu=pt"],
+    }
+    everywhere = ("monitoring: {}", "kernel_arguments: [amd_iommu=off]\nmonitoring: {}")
+    found = render_stack(changed(tmp_path, everywhere, ("scratch: none ", "kernel_arguments: none ")))
+    arguments = {
+        name: yaml.safe_load(found[f"group_vars/nodes_{name}.yaml"])["kernel_arguments"]
+        for name in ("cpu", "a100", "mi")
+    }
+    assert arguments == {"cpu": [], "a100": ["amd_iommu=off"], "mi": ["iommu=pt"]}
+
+
+def test_jobs_take_nodes_without_gpus_first_and_leave_the_system_its_part(files, tmp_path: Path) -> None:
+    nodes = lines_of(files[f"{SLURM}/slurm.conf"], "NodeName=")
+    assert {name: each["Weight"] for name, each in nodes.items()} == {
+        "cpu[1-2]": "1",
+        "gpu[1-2]": "100",
+        "old[1-2]": "100",
+        "mi[1-2]": "100",
+    }
+    assert (nodes["mi[1-2]"]["CoreSpecCount"], nodes["mi[1-2]"]["MemSpecLimit"]) == ("4", str(32 * 1024))
+    assert "CoreSpecCount" not in nodes["old[1-2]"]
+    amd = lines_of(files[f"{SLURM}/slurm.conf"], "PartitionName=")["amd"]
+    # 192 cores of two threads less 4, and 2200 GiB less 32, for 8 GPUs
+    assert (amd["DefCpuPerGPU"], amd["DefMemPerGPU"]) == (str(188 * 2 // 8), str((2200 - 32) * 1024 // 8))
+    own = changed(tmp_path, ("name: a100", "name: a100\n    weight: 50"))
+    assert lines_of(render_stack(own)[f"{SLURM}/slurm.conf"], "NodeName=")["old[1-2]"]["Weight"] == "50"
+
+
+def test_a_plan_fills_the_memory_that_jobs_get(tmp_path: Path) -> None:
+    whole = read_cluster(f"{EXAMPLE}:h100").node
+    own = read_cluster(
+        f"{changed(tmp_path, ('machine: DGX H100', 'machine: DGX H100, reserved_memory: 100 GiB'))}:h100"
+    )
+    assert whole is not None and whole.host_memory_bytes is not None and own.node is not None
+    assert own.node.host_memory_bytes == whole.host_memory_bytes - 100 * 2**30
+    mi = read_cluster(f"{EXAMPLE}:mi").node
+    assert mi is not None and mi.host_memory_bytes == (2200 - 32) * 2**30
+
+
+def test_a_cluster_of_one_kind_has_no_weights() -> None:
+    assert " Weight=" not in render_stack(EXAMPLE.with_name("stack.yaml"))[f"{SLURM}/slurm.conf"]
+
+
 def test_gres_names_the_devices_of_each_vendor_and_the_cores_that_are_known(files) -> None:
     lines = [line for line in files[f"{SLURM}/gres.conf"].splitlines() if not line.startswith("#")]
     assert lines == [
@@ -166,6 +248,8 @@ def test_verify_knows_the_backup_controller_and_the_driver_of_each_group() -> No
     assert (found["ctl1", "controller ctl1"], found["ctl1", "controller ctl2"]) == ("pass", "fail")
     drivers = {host: outcome for (host, check), outcome in found.items() if check == "driver"}
     assert drivers == {"gpu1": "pass", "gpu2": "pass", "old1": "pass", "old2": "pass", "mi1": "fail", "mi2": "fail"}
+    mounts = {host: check for host, check in found if check == "mount /scratch"}
+    assert [*mounts] == ["gpu1", "gpu2", "old1", "old2", "mi1", "mi2"]
     assert "nvidia-persistenced" not in services_of(STACK, "mi1") + services_of(STACK, "cpu1")
 
 
@@ -249,14 +333,28 @@ def test_a_driver_that_does_not_know_one_group_is_no_fault_of_another(tmp_path: 
         (
             "hosts: \"login[1-2]\", address: 10.30.0.10, roles: [login]",
             "hosts: \"login[1-2]\", address: 10.30.0.10, roles: [login], gpu: none",
-            "are for compute nodes",
+            "`gpu` is for compute nodes",
         ),
+        ("roles: [database, monitoring]", "roles: [database, monitoring], weight: 5", "`weight` is for compute nodes"),
+        ("reserved_cores: 4 ", "reserved_cores: 192 ", "jobs get no core"),
+        ("reserved_memory: 32 GiB", "reserved_memory: 2200 GiB", "jobs get no memory"),
+        ("scratch: none ", "scratch: {devices: [/dev/sdb], at: /shared} ", "mount `/shared` is there twice"),
     ],
 )  # fmt: skip
 def test_a_group_or_a_partition_that_cannot_be_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(RunFileError) as raised:
         render_stack(changed(tmp_path, (old, new)))
     assert any(message in each.message and each.hint for each in raised.value.problems), raised.value.render()
+
+
+@pytest.mark.parametrize(
+    ("new", "message"), [("nothing", "`scratch` must be `none`, got `nothing`"), ("{devices: []}", "at least 1 item")]
+)
+def test_a_wrong_scratch_is_one_problem(tmp_path: Path, new: str, message: str) -> None:
+    with pytest.raises(RunFileError) as raised:
+        load_stack(changed(tmp_path, ("scratch: none ", f"scratch: {new} ")))
+    (problem,) = raised.value.problems
+    assert message in problem.message
 
 
 def test_a_driver_of_the_image_is_left_alone(tmp_path: Path) -> None:

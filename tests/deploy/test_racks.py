@@ -7,11 +7,14 @@ import yaml
 
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.stack import Stack
+from trainworks.deploy.delivered import delivered_files
 from trainworks.deploy.project import project_files
 from trainworks.deploy.proposed_stack import proposed_stack
 from trainworks.deploy.racks import racks_of
 from trainworks.deploy.slurm_conf import slurm_files
 from trainworks.plan.network.design import design_network
+from trainworks.review.check import check_text
+from trainworks.review.registry import selected_rules
 
 
 def stack_of(on: str, **slurm: str) -> Stack:
@@ -66,8 +69,89 @@ def test_nodes_beside_the_racks_leave_them_their_imex() -> None:
     assert "roles/gpu/files/imex/rack2.cfg" in files
     assert yaml.safe_load(files["group_vars/nodes_gpu.yaml"])["gpu_imex_packages"] != []
     assert "gpu_imex_packages" not in yaml.safe_load(files["group_vars/nodes_cpu1.yaml"])
-    # blocks are for a cluster of racks alone: the other node would be in none
-    assert "TopologyPlugin=topology/tree" in files["roles/scheduler/files/slurm.conf"]
+    assert "SwitchType=switch/nvidia_imex" in files["roles/scheduler/files/slurm.conf"]
+
+
+def mixed(release: str, racks: str = "2x GB200 NVL72", num_others: int = 4) -> Stack:
+    """Racks beside H100 and CPU nodes, with a partition for each kind and one for all."""
+    cluster = parse_cluster(racks)
+    found = yaml.safe_load(proposed_stack(cluster, design_network(cluster)))
+    hardware = {"sockets": 2, "cores_per_socket": 64, "memory": "500 GiB"}
+    compute = {"roles": ["compute"]}
+    found["nodes"] += [
+        compute | {"hosts": f"h[1-{num_others}]", "address": "10.10.8.1", "machine": "DGX H100", "fabric": "none"},
+        compute | {"hosts": "cpu1", "address": "10.10.9.1", "hardware": hardware},
+    ]
+    del found["environments"]  # trays are aarch64, and the others are not
+    partitions = [{"name": name, "nodes": [name]} for name in ("gpu", "h", "cpu1")] + [{"name": "all"}]
+    return Stack.model_validate(found | {"slurm": {"release": release, "partitions": partitions}})
+
+
+def test_a_partition_of_racks_has_blocks_and_the_others_switches() -> None:
+    stack = mixed("25.05")
+    files = slurm_files(stack)
+    assert "topology.conf" not in files
+    switches, racks = yaml.safe_load(files["topology.yaml"])
+    assert (switches["topology"], switches["cluster_default"]) == ("switches", True)
+    under = ",".join(each["nodes"] for each in switches["tree"]["switches"] if "nodes" in each).split(",")
+    assert sorted(under) == sorted(stack.hosts("compute"))
+    assert switches["tree"]["switches"][-1]["children"] == f"leaf[1-{len(switches['tree']['switches']) - 1}]"
+    assert (racks["topology"], racks["cluster_default"]) == ("racks", False)
+    assert racks["block"]["block_sizes"] == [18]
+    blocks = {each["block"]: each["nodes"].split(",") for each in racks["block"]["blocks"]}
+    assert {name: len(nodes) for name, nodes in blocks.items()} == {"rack1": 18, "rack2": 18}
+    conf = files["slurm.conf"]
+    assert "SwitchType=switch/nvidia_imex" in conf
+    assert "TopologyPlugin" not in conf
+    lines = [line for line in conf.splitlines() if line.startswith("PartitionName=")]
+    assert ["Topology=racks" in line for line in lines] == [True, False, False, False]
+
+
+@pytest.mark.parametrize(
+    ("num_others", "plugin", "last"), [(4, "block", "BlockSizes=5"), (40, "tree", "SwitchName=spine")]
+)
+def test_an_older_slurm_has_the_topology_of_most_nodes(num_others: int, plugin: str, last: str) -> None:
+    stack = mixed("24.11", num_others=num_others)
+    files = slurm_files(stack)
+    lines = files["topology.conf"].splitlines()
+    assert f"TopologyPlugin=topology/{plugin}\n" in files["slurm.conf"]
+    assert "SwitchType=switch/nvidia_imex" in files["slurm.conf"]
+    assert "Topology=" not in files["slurm.conf"]
+    assert lines[-1].startswith(last)
+    # every node is in it: Slurm gives jobs no other
+    placed = [name for line in lines if " Nodes=" in line for name in line.partition("Nodes=")[2].split(",")]
+    assert sorted(placed) == sorted(stack.hosts("compute"))
+
+
+def test_a_topology_that_another_replaces_is_removed_and_verified() -> None:
+    stack = mixed("26.05")
+    files = project_files(stack, {}, {})
+    assert "/etc/slurm/topology.yaml" in delivered_files(stack, files, {})["gpu01"]
+    assert "topology.yaml" in yaml.safe_load(files["group_vars/all.yaml"])["slurm_files"]
+    tasks = yaml.safe_load(files["roles/scheduler/tasks/main.yaml"])
+    (removed,) = [task for task in tasks if "Remove the topology" in task["name"]]
+    assert "difference(slurm_files)" in removed["loop"]
+
+
+@pytest.mark.parametrize(
+    ("release", "nodes", "message"),
+    [
+        ("24.11", ", nodes: [gpu]", "Slurm 24.11 has one topology for all nodes"),
+        ("26.05", "", "`train` has racks and other nodes"),
+        ("26.05", ", nodes: [gpu, cpu]", "`train` has racks and other nodes"),
+        ("26.05", ", nodes: [gpu]", None),
+    ],
+)
+def test_check_warns_where_racks_are_no_topology_of_their_own(release: str, nodes: str, message: str | None) -> None:
+    text = (
+        "os: Ubuntu 24.04\nnodes:\n"
+        "  - {hosts: 'gpu[1-18]', machine: GB200 NVL72 tray, roles: [compute]}\n"
+        "  - {hosts: 'cpu[1-2]', roles: [compute], hardware: {sockets: 2, cores_per_socket: 64, memory: 500 GiB}}\n"
+        f"slurm: {{release: '{release}', partitions: [{{name: train{nodes}}}]}}\n"
+    )
+    found = check_text(text, selected_rules(["TW753"], ()), name="stack.yaml")
+    assert [each.severity for each in found] == ["warning"] * (message is not None)
+    assert all(str(message) in each.message for each in found)
 
 
 def test_nodes_without_an_nvlink_domain_between_them_have_no_imex() -> None:

@@ -208,6 +208,8 @@ def test_a_secret_is_not_replaced_while_a_host_would_keep_the_old_one(cluster: F
     [
         ("rotate", ["root"], "no secret `root`"),
         ("rotate", ["database"], "no apply has delivered"),
+        ("rotate", ["grafana"], "no secret `grafana`"),
+        ("restore", ["state-missing.tar.gz"], "no file `state-missing.tar.gz`"),
         ("rotate", [], "takes one name"),
         ("backup", ["x"], "takes no name"),
         ("restore", ["missing.sql.gz"], "no file `missing.sql.gz`"),
@@ -219,6 +221,39 @@ def test_a_step_that_cannot_be_taken_is_refused(
     with pytest.raises(UsageError, match=message):
         keeping(tmp_path).take(step, names)
     assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "playbook"), [("database-1.sql.gz", "restore.yaml"), ("state-1.tar.gz", "restore-state.yaml")]
+)
+def test_a_copy_goes_where_its_name_says(cluster: FakeCluster, tmp_path: Path, name: str, playbook: str) -> None:
+    kept = keeping(tmp_path)
+    assert not kept.take("restore", [f"/var/backups/slurm/{name}"]).failed
+    assert cluster.asked == [f"{playbook} on login1,store1,gpu01,gpu02,gpu03,gpu04"]
+
+
+def test_a_stack_without_a_database_restores_its_state_alone(cluster: FakeCluster, tmp_path: Path) -> None:
+    kept = keeping(tmp_path)
+    text = kept.path.read_text()
+    slurm = yaml.safe_load(text)["slurm"]
+    changed = yaml.safe_load(text) | {"slurm": {"release": slurm["release"], "accounting": False}}
+    kept.path.write_text(yaml.safe_dump(changed))
+    with pytest.raises(UsageError, match="no database to restore into"):
+        kept.take("restore", ["/var/backups/slurm/database-1.sql.gz"])
+    assert not kept.take("restore", ["/var/backups/slurm/state-1.tar.gz"]).failed
+
+
+def test_the_password_of_grafana_is_drawn_where_there_is_one(cluster: FakeCluster, tmp_path: Path) -> None:
+    kept = keeping(tmp_path)
+    kept.path.write_text(kept.path.read_text().replace('hook"}', 'hook", grafana: true}'))
+    secret = kept.into / "secrets" / "grafana"
+    secret.write_text("first\n")
+    assert not kept.take("rotate", ["grafana"]).failed
+    assert cluster.asked == ["rotate.yaml grafana on login1,store1,gpu01,gpu02,gpu03,gpu04"]
+    assert len(secret.read_text()) == 33
+    playbook = yaml.safe_load((kept.into / "rotate.yaml").read_text())
+    tagged = [task["name"] for play in playbook for task in play.get("tasks", ()) if "grafana" in task["tags"]]
+    assert tagged == ["Deliver it", "Set it for its administrator", "Log in with it"]
 
 
 def test_copies_come_into_a_folder_that_others_cannot_read(cluster: FakeCluster, tmp_path: Path) -> None:
@@ -268,3 +303,30 @@ def test_a_node_that_leaves_asks_slurm_no_more_who_may_log_in(tmp_path: Path) ->
     entered = run(enters)
     assert "pam_slurm_adopt" in entered["sshd"] and "# session\toptional\tpam_systemd" in entered["session"]
     assert run(leaves) == before
+
+
+@pytest.mark.lane("test-all")
+@pytest.mark.skipif(not ANSIBLE.exists(), reason="NOT TESTED: the state of several controllers, without Ansible")
+@pytest.mark.parametrize("stops", [True, False])
+def test_no_other_controller_runs_while_the_state_is_replaced(tmp_path: Path, stops: bool) -> None:
+    (play,) = yaml.safe_load(Path("src/trainworks/deploy/ansible/restore-state.yaml").read_text())
+    (block,) = [task for task in play["tasks"] if "block" in task]
+    log = tmp_path / "log"
+    for task in (*block["block"], *block["always"]):
+        done = task.pop("ansible.builtin.service", {}).get("state", "replaced")
+        task.pop("ansible.builtin.command", None)
+        fails = "; false" if done == "stopped" and not stops else ""
+        task["ansible.builtin.shell"] = {"cmd": f"echo {{{{ inventory_hostname }}}} {done} >> {log}{fails}"}
+    # `copy` of a file that is here writes to /var/backups, which a test does not
+    play |= {"become": False, "tasks": [block]}
+    play["vars"] |= {"dump": "/var/backups/slurm/state-1.tar.gz", "ansible_python_interpreter": sys.executable}
+    (tmp_path / "play.yaml").write_text(yaml.safe_dump([play]))
+    hosts = {name: {"ansible_connection": "local"} for name in ("ctl1", "ctl2", "ctl3")}
+    (tmp_path / "hosts.yaml").write_text(yaml.safe_dump({"controller": {"hosts": hosts}}))
+    command = [ANSIBLE, "-i", "hosts.yaml", "play.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == stops, done.stdout + done.stderr
+    lines = log.read_text().splitlines()
+    assert sorted(lines[:2]) == ["ctl2 stopped", "ctl3 stopped"]
+    assert lines[2:-2] == ["ctl1 replaced"] * stops
+    assert sorted(lines[-2:]) == ["ctl2 started", "ctl3 started"]

@@ -13,7 +13,7 @@ from trainworks.api.observing.monitor import grafana_files, render_monitoring
 from trainworks.catalog.explaining import explaining_names
 from trainworks.config.source import Source
 from trainworks.config.stack import Stack, load_stack
-from trainworks.deploy.delivered import AppliedHosts, delivered_files, exporters, secrets_of
+from trainworks.deploy.delivered import AppliedHosts, delivered_files, exporters, secrets_of, secrets_to_rotate
 from trainworks.deploy.fabric.network import check_design
 from trainworks.deploy.hardware import check_names
 from trainworks.deploy.images import read_locks
@@ -45,8 +45,6 @@ from trainworks.review.registry import selected_rules
 _RULES = ("TW73", "TW74", "TW75")
 _NAMING_HOSTS = Playbook(tags=("base", "firewall", "storage", "scheduler", "monitoring"))
 """Parts that name all hosts: /etc/hosts, rules of the firewall, mounts, slurm.conf, targets of Prometheus."""
-_SECRETS = {"munge": ("munge.key", 128), "exporter-token": ("exporter_token", 32), "database": ("slurm_database", 32)}
-"""File and length of each secret that can be replaced."""
 _TOKEN_FILE = "exporter.token"  # noqa: S105, a file beside prometheus.yml, which the role writes
 
 
@@ -321,20 +319,24 @@ class Upkeep:
         (self.into / "backups").mkdir(mode=0o700, exist_ok=True)
         return self._play(Playbook("backup.yaml"), _names(stack))
 
-    def restore(self, dump: Path) -> PlaybookRun:
-        """Put a dump into slurmdbd's database, from here or from its host; what is there is dumped before.
+    def restore(self, copy: Path) -> PlaybookRun:
+        """Put a copy of `backup` back, from here or from its host; what is there is copied before.
+
+        `database-NAME.sql.gz` goes into slurmdbd's database, and `state-NAME.tar.gz` into the state of slurmctld.
 
         Raises:
-            UsageError: the stack has no database, or the file does not exist.
+            UsageError: the stack has no database or no Slurm, or the file does not exist.
         """
         stack, _ = _read(self.path)
         write_stack(self.path, self.into, force=self.force)
-        if not stack.accounting:
-            raise UsageError("the stack has no database to restore into")
-        if not dump.is_file() and not dump.is_absolute():
-            raise UsageError(f"no file `{dump}`", hint=f"name a dump: ls {self.into / 'backups'}")
-        place = str(dump.absolute() if dump.is_file() else dump)
-        return self._play(Playbook("restore.yaml", variables={"dump": place}), _names(stack))
+        is_state = copy.name.endswith(".tar.gz")
+        if stack.slurm is None or not (is_state or stack.accounting):
+            raise UsageError(f"the stack has no {'state of Slurm' if is_state else 'database'} to restore into")
+        if not copy.is_file() and not copy.is_absolute():
+            raise UsageError(f"no file `{copy}`", hint=f"name a copy: ls {self.into / 'backups'}")
+        place = str(copy.absolute() if copy.is_file() else copy)
+        playbook = "restore-state.yaml" if is_state else "restore.yaml"
+        return self._play(Playbook(playbook, variables={"dump": place}), _names(stack))
 
     def rotate(self, name: str) -> PlaybookRun:
         """Draw a new secret, deliver it, and see that the cluster works with it; else the old one comes back.
@@ -345,11 +347,11 @@ class Upkeep:
             UsageError: the secret has another name, no apply has delivered it, or a host does not answer.
         """
         stack, _ = _read(self.path)
-        known = [*_SECRETS] if stack.slurm else ["exporter-token"]
+        known = secrets_to_rotate(stack)
         if name not in known:
             raise UsageError(f"no secret `{name}`", hint=f"rotate one of {', '.join(known)}")
         write_stack(self.path, self.into, force=self.force)
-        file, length = _SECRETS[name]
+        file, length = known[name]
         current, old = self.into / "secrets" / file, self.into / "secrets" / f"{file}.old"
         if not current.exists():
             raise UsageError(f"no apply has delivered {current}", hint="run `trainworks deploy apply` first")

@@ -15,6 +15,8 @@ from trainworks.catalog.rows import read_rows
 
 AS_OF = "2026-11"
 """Month in which the facts were read."""
+FIRST_TOPOLOGIES = (25, 5)
+"""Release of Slurm from which a partition may have a topology of its own."""
 
 
 def release(name: str) -> Release:

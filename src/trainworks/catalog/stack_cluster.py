@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainworks.catalog.catalog import accelerator, load_catalog, node
+from trainworks.catalog.catalog import accelerator, load_catalog, node, rack_of
 from trainworks.catalog.cluster import (
     ClusterDescription,
     cluster_of_nodes,
@@ -14,7 +14,7 @@ from trainworks.catalog.cluster import (
     parse_cluster,
 )
 from trainworks.catalog.cluster_words import Switching
-from trainworks.catalog.facts import Accelerator, Node
+from trainworks.catalog.facts import Accelerator, Node, System
 from trainworks.config.engines import stack_file_in
 from trainworks.config.stack import Stack, load_stack
 from trainworks.config.stack_parts.fabric import Fabric, FabricDesign
@@ -104,12 +104,27 @@ def node_of(group: NodeGroup) -> Node | None:
         UsageError: the catalogue does not have the machine or the accelerators.
     """
     if group.machine is not None:
-        return node(group.machine)
+        return _for_jobs(node(group.machine), group)
     described = group.hardware
     if described is None or (found := described.accelerators) is None:
         return None
     shown = {"processor": None, "processors": described.sockets, "host_memory_bytes": described.memory, "vcpus": None}
-    return node_of_accelerators(accelerator(found.name), found.count).model_copy(update=shown)
+    return _for_jobs(node_of_accelerators(accelerator(found.name), found.count).model_copy(update=shown), group)
+
+
+def _for_jobs(machine: Node, group: NodeGroup) -> Node:
+    """A node without the memory that the system keeps, as a plan may fill the rest."""
+    if group.reserved_memory is None or machine.host_memory_bytes is None:
+        return machine
+    left = max(0, machine.host_memory_bytes - group.reserved_memory)
+    return machine.model_copy(update={"host_memory_bytes": left})
+
+
+def rack_of_group(group: NodeGroup) -> System | None:
+    """The rack whose nodes are one scale-up domain, such as a GB200 NVL72; None for nodes that are in none."""
+    machine = node_of(group)
+    rack = rack_of(machine)
+    return rack if machine is not None and machine.scale_up_domain > machine.accelerators else None
 
 
 def has_accelerators(group: NodeGroup) -> bool:

@@ -25,6 +25,8 @@ from trainworks.errors import UsageError, suggest
 
 Value = TypeVar("Value")
 _FILES = ("vars.yaml", "packages.yaml", "sysctl.yaml", "roles.yaml")
+_OF_COMPUTE_NODES = ("gpu", "fabric", "scratch", "kernel_arguments", "weight", "reserved_cores", "reserved_memory")
+"""Keys of a group that are for compute nodes; the last three are for Slurm."""
 _FOLDERS = ("slurm.d", "roles", "files", "systems")
 """Files and folders of the layers."""
 
@@ -107,9 +109,12 @@ class Stack(Spec):
     @model_validator(mode="after")
     def _groups_fit_the_stack(self) -> Stack:
         for group in self.nodes:
-            if "compute" not in group.roles and (group.gpu or group.fabric):
-                message = f"`gpu` and `fabric` are for compute nodes, and `{group.label}` has none"
-                raise FieldError(message, hint="remove them")
+            given = [key for key in _OF_COMPUTE_NODES if getattr(group, key)]
+            if given and "compute" not in group.roles:
+                message = f"`{given[0]}` is for compute nodes, and `{group.label}` has none"
+                raise FieldError(message, hint="remove it")
+            if self.slurm is None and (of_slurm := [key for key in given if key in _OF_COMPUTE_NODES[-3:]]):
+                raise FieldError(f"`{of_slurm[0]}` is for Slurm, and the stack has none", hint="remove it")
             if group.fabric is None or group.fabric.link == "none":
                 continue
             if self.fabric is None:
@@ -256,8 +261,21 @@ class Stack(Spec):
     @property
     def folders(self) -> list[str]:
         """Folders that file systems are mounted at."""
-        local = [each.at for each in (self.scratch, self.metadata) if each]
-        return [mount.at for mount in self.mounts] + local
+        scratch = dict.fromkeys(each.at for _, each in self.scratches)
+        return [mount.at for mount in self.mounts] + [*scratch] + ([self.metadata.at] if self.metadata else [])
+
+    @property
+    def scratches(self) -> list[tuple[str, Scratch]]:
+        """Local scratch by the group of the inventory that has it: `compute` where all have that of the stack."""
+        groups = {name: group for name, group in self.group_names.items() if "compute" in group.roles}
+        if all(group.scratch in (None, self.scratch) for group in groups.values()):
+            return [("compute", self.scratch)] if self.scratch else []
+        found = ((name, self.scratch_of(group)) for name, group in groups.items())
+        return [(name, scratch) for name, scratch in found if scratch is not None]
+
+    def scratch_of(self, group: NodeGroup) -> Scratch | None:
+        """Local scratch of a group of compute nodes."""
+        return None if group.scratch == "none" else group.scratch or self.scratch
 
     @property
     def group_names(self) -> dict[str, NodeGroup]:

@@ -40,7 +40,7 @@ _RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
     (r"scheduler/files/(?!accounts)([^/]+\.sh)", "/etc/slurm", "755", SLURM_ROLES),
     (r"base/files/own/(.+\.sh)", "", "755", frozenset()),
     (r"base/files/own/(.+(?<!\.sh))", "", "644", frozenset()),
-    (r"scheduler/files/([^/]+\.conf|[^./]+)", "/etc/slurm", "644", SLURM_ROLES),
+    (r"scheduler/files/([^/]+\.(?:conf|yaml)|[^./]+)", "/etc/slurm", "644", SLURM_ROLES),
     (r"scheduler/files/GROUP/(.+\.sh)", "/etc/slurm", "755", frozenset()),
     (r"backup/files/(.+\.sh)", "/usr/local/sbin", "755", frozenset({"controller", "database"})),
     (r"backup/files/(.+\.(?:service|timer))", _UNITS, "644", frozenset({"controller", "database"})),
@@ -144,6 +144,13 @@ def secrets_of(project: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
 
 
+def secrets_to_rotate(stack: Stack) -> dict[str, tuple[str, int]]:
+    """File and length of each secret of a stack that can be replaced."""
+    found = {"exporter-token": ("exporter_token", 32)}
+    found |= {"munge": ("munge.key", 128), "database": ("slurm_database", 32)} if stack.slurm is not None else {}
+    return found | ({"grafana": ("grafana", 32)} if stack.monitoring is not None and stack.monitoring.grafana else {})
+
+
 def _copied(stack: Stack, files: Mapping[str, str], group: str, host: str = "") -> Iterator[DeliveredFile]:
     """Files that one host alone gets, or those that all of a group get where no host is named."""
     roles, paths = stack.group_names[group].roles, operating_system(stack).paths.model_dump()
@@ -193,8 +200,8 @@ def _derived(
         every = ((folder, file, files.get(f"roles/fabric/files/{file}")) for file, folder in places)
         yield from (DeliveredFile(f"{folder}/{file}", text) for folder, file, text in every if text)
     for unit in units:
-        if unit.facts["group"] in roles | {"all"} and unit.facts["server"] != host:
-            yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.name}"])
+        if unit.facts["group"] in roles | {"all", name} and unit.facts["server"] != host:
+            yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.path}"])
     if "compute" in roles and stack.slurm is not None and stack.slurm.adopt and operating_system(stack).selinux:
         yield DeliveredFile(f"/etc/selinux/{_ADOPT}", files[f"roles/access/files/{_ADOPT}"])
 

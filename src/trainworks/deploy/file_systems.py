@@ -28,6 +28,11 @@ class MountUnit:
     facts: Mapping[str, object]
     """What the storage role has to know."""
 
+    @property
+    def path(self) -> str:
+        """Path in the files of the role: two groups of nodes may have one folder from other drives."""
+        return str(self.facts["file"])
+
 
 def exports(stack: Stack) -> dict[str, str]:
     """Text of the exports of each of the stack's own file servers, by its name."""
@@ -51,18 +56,19 @@ def exported_folders(stack: Stack) -> dict[str, list[str]]:
 def mount_units(stack: Stack) -> list[MountUnit]:
     """Units of all mounts, of the local scratch of compute nodes, and of the mirrored drives of file servers."""
     units = [_shared(mount) for mount in stack.mounts if mount.kind != "scale"]
-    units += [_scratch(stack.scratch)] if stack.scratch else []
+    units += [
+        _local(scratch.at, _drive(scratch), group, "noatime,nofail", _SCRATCH_REASONS)
+        for group, scratch in stack.scratches
+    ]
     return units + ([_metadata(stack.metadata)] if stack.metadata else [])
 
 
 def arrays(stack: Stack) -> list[Mapping[str, object]]:
     """Local file systems of drives, as the storage role creates them; the level is left out for a single drive."""
     found = []
-    if stack.scratch is not None:
-        several = len(stack.scratch.devices) > 1
-        device = SCRATCH_ARRAY if several else stack.scratch.devices[0]
-        options = ["--level=0"] if several else []
-        found.append(_array("compute", device, options, stack.scratch.devices, stack.scratch.at))
+    for group, scratch in stack.scratches:
+        options = ["--level=0"] if len(scratch.devices) > 1 else []
+        found.append(_array(group, _drive(scratch), options, scratch.devices, scratch.at))
     if stack.metadata is not None:
         options = ["--level=10", "--layout=n2", "--bitmap=internal"]
         found.append(_array("storage", METADATA_ARRAY, options, stack.metadata.devices, stack.metadata.at))
@@ -135,6 +141,7 @@ _NFS_REASONS = (
     "# nconnect: eight connections; the rate of a single one is bound to one core",
     "# noatime: reading a file writes nothing",
 )
+_SCRATCH_REASONS = ("# noatime: reading a file writes nothing", "# nofail: a node without it starts, and is drained")
 _LUSTRE_REASONS = ("# flock: locks hold on all nodes, which HDF5 and pip ask for", "# noatime: reading writes nothing")
 _CEPH_REASONS = (
     "# secretfile: the key itself would show in the unit and in the list of processes",
@@ -223,10 +230,8 @@ def _beegfs_text(mount: SharedMount) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scratch(scratch: Scratch) -> MountUnit:
-    reasons = ("# noatime: reading a file writes nothing", "# nofail: a node without it starts, and is drained")
-    device = SCRATCH_ARRAY if len(scratch.devices) > 1 else scratch.devices[0]
-    return _local(scratch.at, device, "compute", "noatime,nofail", reasons)
+def _drive(scratch: Scratch) -> str:
+    return SCRATCH_ARRAY if len(scratch.devices) > 1 else scratch.devices[0]
 
 
 def _metadata(metadata: MetadataArray) -> MountUnit:
@@ -269,7 +274,9 @@ def _unit(
         "[Install]",
         f"WantedBy={target}",
     ]
-    return MountUnit(name, "\n".join(lines) + "\n", {"unit": name, **facts})
+    # a role is one group of the inventory, and `nodes_gpu` one of several with a unit of that name
+    file = f"{facts['group']}/{name}" if str(facts["group"]).startswith("nodes_") else name
+    return MountUnit(name, "\n".join(lines) + "\n", {"unit": name, "file": file, **facts})
 
 
 def unit_name(folder: str) -> str:

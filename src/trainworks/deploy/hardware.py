@@ -112,13 +112,17 @@ def check_names(stack: Stack) -> None:
             continue
         key = "machine" if group.machine is not None else "hardware.accelerators"
         try:
-            hardware_of(group)
+            described = hardware_of(group)
             machine = node_of(group)
             part = accelerator(machine.accelerator) if machine is not None else None
             if part is not None:
                 _check_vendor(stack, group, part)
         except UsageError as error:
             raise ArgumentError(error.message, argument=f"nodes.{index}.{key}", hint=error.hint) from None
+        if group.reserved_cores >= described.sockets * described.cores_per_socket:
+            raise ArgumentError("jobs get no core", argument=f"nodes.{index}.reserved_cores", hint="reserve fewer")
+        if group.reserved_memory is not None and group.reserved_memory >= described.memory:
+            raise ArgumentError("jobs get no memory", argument=f"nodes.{index}.reserved_memory", hint="reserve less")
 
 
 def _check_vendor(stack: Stack, group: NodeGroup, part: Accelerator) -> None:

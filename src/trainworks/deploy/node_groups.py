@@ -26,18 +26,25 @@ NO_GROUP: Mapping[str, object] = {
     "gpu_peermem": False,
     "fabric_link": "",
     "slurm_group_files": [],
+    "scratch_at": "",
+    "kernel_arguments": [],
 }
 """Variables of hosts that have neither GPUs nor rails nor jobs; those of a group override them."""
 
 
 def group_variables(stack: Stack, group: NodeGroup) -> Mapping[str, object]:
-    """Variables of a group of compute nodes: packages of its driver, and its rails.
+    """Variables of a group of compute nodes: its scratch, its kernel, packages of its driver, and its rails.
 
     Raises:
         ArgumentError: the operating system has no packages of the driver.
     """
     gpu, fabric = gpu_of(stack, group), group_fabric(stack, group)
-    found: dict[str, object] = {}
+    scratch = stack.scratch_of(group)
+    arguments = stack.kernel_arguments if group.kernel_arguments is None else group.kernel_arguments
+    found: dict[str, object] = {
+        "scratch_at": scratch.at if scratch else "",
+        "kernel_arguments": [] if arguments == "none" else [*arguments],
+    }
     if gpu is not None:
         key = f"nodes.{stack.nodes.index(group)}.gpu" if group.gpu else "gpu"
         found |= {"gpu_vendor": gpu.vendor, "gpu_driver_version": _driver_version(gpu)}

@@ -73,7 +73,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
     }
     files |= {f"roles/scheduler/files/{name}": text for name, text in slurm.items()}
     files |= {f"roles/gpu/files/{name}": text for name, text in racks.imex_files(stack).items()}
-    files |= {f"roles/storage/files/{unit.name}": unit.text for unit in units}
+    files |= {f"roles/storage/files/{unit.path}": unit.text for unit in units}
     files |= {f"roles/storage/files/{name}": text for name, text in file_systems.beegfs_files(stack).items()}
     files |= _group_files(stack) | _fabric_files(stack)
     files |= image_files(stack.images, locks) | machine_image_files(stack) | bundle_files(stack)
@@ -244,7 +244,6 @@ def _variables(
         "firewall_sources": [str(stack.network)],
         "firewall_peers": [str(stack.fabric.network)] if stack.fabric and stack.fabric.network else [],
         "firewall_ports": _ports(stack),
-        "kernel_arguments": list(stack.kernel_arguments),
         "kernel_boot": system.boot,
         **_fabric_variables(stack),
         "exports_file": f"{system.paths.exports}/{stack.name}.exports",
@@ -255,7 +254,6 @@ def _variables(
         "storage_secrets": file_systems.secret_files(stack),
         "beegfs_files": list(file_systems.beegfs_files(stack)),
         "striped_folders": file_systems.striped_folders(stack),
-        "scratch_at": stack.scratch.at if stack.scratch else "",
         **_slurm_variables(stack, slurm),
         "homes": _homes(stack),
         "users": [

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
-from trainworks.config.stack_parts.nodes import Hardware, NodeGroup
+from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.config.stack_parts.scheduler import Partition, QualityOfService, SlurmAccount
 from trainworks.config.stack_parts.users import StackUser
 from trainworks.deploy import racks
@@ -26,6 +26,8 @@ from trainworks.deploy.templating import render
 
 _FOLDER = "/etc/slurm"
 _SCRATCH_FREE_GB = 50
+_GPU_WEIGHT = 100
+"""`Weight` of nodes with GPUs beside others."""
 _USUAL_WINDOW, _LONGEST_WINDOW = 1440, 43200
 """Minutes of `bf_window`."""
 _USUAL_RESOLUTION_S = 60
@@ -34,15 +36,14 @@ _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3_600, 60
 
 def slurm_files(stack: Stack) -> dict[str, str]:
     """Files of /etc/slurm on every node, by name."""
-    scratch = stack.scratch.at if stack.scratch else None
-    lines = racks.topology_lines(stack) if racks.has_blocks(stack) else _switches(stack)
+    scratch = sorted({each.at for _, each in stack.scratches})
     files = {
         "slurm.conf": _slurm_conf(stack),
         "cgroup.conf": render("slurm/cgroup.conf"),
-        "topology.conf": "\n".join(lines) + "\n",
+        **racks.topology_files(stack, leaves_of(stack)),
     }
-    if scratch is not None:
-        files["task_prolog.sh"] = task_prolog(scratch)
+    if scratch:
+        files["task_prolog.sh"] = task_prolog(*scratch)
     if stack.scheduler.power is not None:
         autoscale = _autoscale(stack)
         files |= {"resume.sh": resume_program(autoscale), "suspend.sh": suspend_program(autoscale)}
@@ -54,7 +55,8 @@ def slurm_files(stack: Stack) -> dict[str, str]:
 
 def node_scripts(stack: Stack, group: NodeGroup) -> dict[str, str]:
     """Scripts of /etc/slurm on the nodes of a group, by name: they check what these nodes have."""
-    check, scratch = _node_check(stack, group), stack.scratch.at if stack.scratch else None
+    check, own = _node_check(stack, group), stack.scratch_of(group)
+    scratch = own.at if own is not None else None
     return {
         "prolog.sh": prolog(check, scratch=scratch, makes_homes=has_local_homes(stack)),
         "epilog.sh": epilog(check, scratch=scratch),
@@ -65,14 +67,6 @@ def node_scripts(stack: Stack, group: NodeGroup) -> dict[str, str]:
 def check_script(stack: Stack, group: NodeGroup) -> str:
     """Script that checks a node of a group where no Slurm does: it prints what is wrong, and fails."""
     return render("slurm/check_script.sh", check=_node_check(stack, group))
-
-
-def _switches(stack: Stack) -> list[str]:
-    """Lines of topology.conf with the sets of leaf switches."""
-    switches = leaves_of(stack)
-    lines = ["# a set of leaf switches that whole nodes are attached to is one switch here"]
-    lines += [f"SwitchName=leaf{number} Nodes={','.join(nodes)}" for number, nodes in enumerate(switches, start=1)]
-    return lines + ([f"SwitchName=spine Switches=leaf[1-{len(switches)}]"] if len(switches) > 1 else [])
 
 
 def slurmdbd_template(stack: Stack) -> str:
@@ -90,24 +84,42 @@ def _slurm_conf(stack: Stack) -> str:
         database=database,
         folder=_FOLDER,
         hooks=slurm_conf_lines(_FOLDER, contain=True),
-        memory_share_mb=_memory_share_mb(map(hardware_of, stack.groups("compute"))),
+        memory_share_mb=_memory_share_mb(stack.groups("compute")),
         has_gpus=bool(_gres(stack)),
-        has_blocks=racks.has_blocks(stack),
+        has_imex=racks.has_imex(stack),
+        topology="" if racks.has_topologies(stack) else "block" if racks.has_blocks(stack) else "tree",
         backfill=_backfill(stack),
         power_lines=power_lines(_autoscale(stack)) if stack.scheduler.power else [],
         nodes=[(group, hardware_of(group)) for group in stack.groups("compute")],
+        weights=_weights(stack),
         partitions=[_partition(stack, each) for each in stack.scheduler.partitions],
         gres_of=gres_of,
     )
 
 
-def _memory_share_mb(nodes: Iterable[Hardware]) -> int:
+def _weights(stack: Stack) -> Mapping[str, int]:
+    """Weight of each group, by its hosts: jobs without GPUs get nodes without some first. Empty where all are alike."""
+    found = {
+        group.hosts: group.weight or (1 if hardware_of(group).accelerators is None else _GPU_WEIGHT)
+        for group in stack.groups("compute")
+    }
+    return found if len(set(found.values())) > 1 else {}
+
+
+def _memory_share_mb(groups: Iterable[NodeGroup]) -> int:
     """MiB of memory per CPU as Slurm counts them, on the nodes that have the least."""
-    return min(each.memory // 2**20 // _cpus(each) for each in nodes)
+    return min(_memory_mb(each) // _cpus(each) for each in groups)
 
 
-def _cpus(node: Hardware) -> int:
-    return node.sockets * node.cores_per_socket * node.threads_per_core
+def _memory_mb(group: NodeGroup) -> int:
+    """MiB of memory of a node that jobs get."""
+    return (hardware_of(group).memory - (group.reserved_memory or 0)) // 2**20
+
+
+def _cpus(group: NodeGroup) -> int:
+    """CPUs of a node that jobs get, as Slurm counts them."""
+    node = hardware_of(group)
+    return (node.sockets * node.cores_per_socket - group.reserved_cores) * node.threads_per_core
 
 
 def _partition(stack: Stack, partition: Partition) -> Mapping[str, object]:
@@ -118,16 +130,18 @@ def _partition(stack: Stack, partition: Partition) -> Mapping[str, object]:
     groups, accounts = stack.nodes_of(partition.nodes), list(partition.accounts)
     for account in stack.scheduler.accounts:  # parents come first
         accounts += [account.name] if account.parent in accounts and account.name not in accounts else []
-    nodes = [hardware_of(group) for group, _ in groups]
-    gpus = [(each, each.accelerators.count) for each in nodes if each.accelerators is not None]
-    gpus = gpus if len(gpus) == len(nodes) else []
+    gpus = [(each, found.count) for each, _ in groups if (found := hardware_of(each).accelerators) is not None]
+    gpus = gpus if len(gpus) == len(groups) else []
+    hosts = [name for group, names in groups for name in (group.names if names == group.hosts else [names])]
+    in_racks = racks.has_topologies(stack) and racks.is_of_racks(stack, hosts)
     return {
         "asked": partition,
+        "topology": racks.RACKS if in_racks else "",
         "nodes": ",".join(names for _, names in groups) if partition.nodes else "ALL",
         "accounts": accounts,
-        "memory_share_mb": _memory_share_mb(nodes),
+        "memory_share_mb": _memory_share_mb(each for each, _ in groups),
         "cpus_per_gpu": min((_cpus(each) // count for each, count in gpus), default=0),
-        "gpu_share_mb": min((each.memory // 2**20 // count for each, count in gpus), default=0),
+        "gpu_share_mb": min((_memory_mb(each) // count for each, count in gpus), default=0),
     }
 
 
@@ -188,13 +202,13 @@ _DETECTED = {
 
 def _node_check(stack: Stack, group: NodeGroup) -> NodeCheck:
     """What a compute node must have before it gets a job; the server of a file system has its folder unmounted."""
-    found = hardware_of(group).accelerators
+    found, scratch = hardware_of(group).accelerators, stack.scratch_of(group)
     shared = tuple(mount.at for mount in stack.mounts if mount.server not in group.names)
     return NodeCheck(
         accelerators=found.count if found else 0,
         vendor="amd" if found and is_of_amd(found) else "nvidia",
-        mounted=shared + ((stack.scratch.at,) if stack.scratch else ()),
-        free_gb={stack.scratch.at: _SCRATCH_FREE_GB} if stack.scratch else None,
+        mounted=shared + ((scratch.at,) if scratch else ()),
+        free_gb={scratch.at: _SCRATCH_FREE_GB} if scratch else None,
     )
 
 

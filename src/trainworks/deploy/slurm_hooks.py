@@ -42,9 +42,9 @@ def prolog(check: NodeCheck, *, scratch: str | None = None, makes_homes: bool = 
     return render("slurm/prolog.sh", check=check, scratch=scratch, makes_homes=makes_homes)
 
 
-def task_prolog(scratch: str) -> str:
-    """Script for `TaskProlog=`: temporary files of a job go to its folder on local scratch."""
-    return render("slurm/task_prolog.sh", jobs=f"{scratch}/jobs")
+def task_prolog(*scratch: str) -> str:
+    """Script for `TaskProlog=`: temporary files of a job go to its folder on the local scratch that the node has."""
+    return render("slurm/task_prolog.sh", folders=[f"{each}/jobs" for each in scratch])
 
 
 def health_check(check: NodeCheck) -> str:

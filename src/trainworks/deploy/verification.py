@@ -100,8 +100,7 @@ def probe(stack: Stack, paths: Collection[str]) -> str:
     lines += [f'say bind "" "$({_BINDS})"'] * ("apptainer" in container_runtimes(stack))
     lines += ['say selinux "" "$(getenforce)"'] * operating_system(stack).selinux
     lines += [f'say user {name} "$(id --user {name} 2> /dev/null)"' for name in _users(stack)]
-    if stack.scratch is not None:
-        at = shlex.quote(stack.scratch.at)
+    for at in sorted({shlex.quote(scratch.at) for _, scratch in stack.scratches}):
         lines.append(f'say mount {at} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE --mountpoint {at})"')
     lines += [
         'say driver nvidia "$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2> /dev/null | sort -u)"',
@@ -221,8 +220,9 @@ class _Expected:
             found = mounted.get(mount.at, "")
             outcome: Outcome = "pass" if is_mounted_as(mount, found) else "warn" if found else "fail"
             yield NodeVerdict(host, f"mount {mount.at}", outcome, found or "not mounted", " ".join(mounted_as(mount)))
-        if self.stack.scratch is not None and "compute" in roles:
-            at = self.stack.scratch.at
+        scratch = self.stack.scratch_of(_group(self.stack, host)) if "compute" in roles else None
+        if scratch is not None:
+            at = scratch.at
             yield _verdict(host, f"mount {at}", mounted.get(at, ""), "an xfs file system", bool(mounted.get(at)))
 
     def _slurm(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:

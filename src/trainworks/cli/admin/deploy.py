@@ -30,7 +30,7 @@ def deploy_command(
     ] = None,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Nodes, the dump, or the secret of the steps that take one."),
+        typer.Argument(metavar="[NAME]...", help="Nodes, the copy, or the secret of the steps that take one."),
     ] = None,
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="Folder of the Ansible project; not for `check`.")
@@ -78,8 +78,8 @@ def deploy_command(
     `upgrade` brings Slurm, driver and kernel to what the stack says, step by step, each with its way back.
     `add`, `remove` and `replace NODE...` change compute nodes, as the stack file says it already beside the last apply.
 
-    `backup` brings copies of Slurm's database and state into the project, `restore DUMP` puts one of the database back.
-    `rotate munge`, `exporter-token` or `database` draws a new secret, and takes the old one back if it does not work.
+    `backup` brings copies of Slurm's database and state into the project, `restore COPY` puts one of them back.
+    `rotate munge`, `exporter-token`, `database` or `grafana` draws a new secret, or takes the old one back if it fails.
     """
     if step == "inventory":
         parts.print_inventory(stack_file, redfish, user, password, ca)

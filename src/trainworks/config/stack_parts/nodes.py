@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from ipaddress import IPv4Address
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, Discriminator, Field, StringConstraints, Tag, model_validator
 
 from trainworks.config.autoscale import Name, NodeList
 from trainworks.config.command import NodeAccelerators
@@ -15,7 +15,8 @@ from trainworks.config.slurm.sbatch_amounts import expand_nodes
 from trainworks.config.spec import FieldError, Spec
 from trainworks.config.stack_parts.fabric import NodeAdapters
 from trainworks.config.stack_parts.software import GpuSoftware
-from trainworks.config.stack_parts.words import Role
+from trainworks.config.stack_parts.storage import Scratch
+from trainworks.config.stack_parts.words import KernelArgument, Role
 from trainworks.errors import QuantityError
 
 
@@ -58,6 +59,13 @@ class Hardware(Spec):
         return self
 
 
+_None = Annotated[Literal["none"], Tag("none")]
+_Scratch = Annotated[Scratch, Tag("value")]
+_KernelArguments = Annotated[tuple[KernelArgument, ...], Tag("value")]
+_BY_FORM = Discriminator(lambda value: "none" if isinstance(value, str) else "value")
+"""A word is `none`, so that a wrong value is not said to be another word."""
+
+
 class NodeGroup(Spec):
     """Nodes of one kind."""
 
@@ -77,6 +85,16 @@ class NodeGroup(Spec):
     fabric: NodeAdapters | None = None
     """Adapters of these compute nodes; by default those of the stack where they have GPUs, or where no node has some.
     `{}` are those of the stack on nodes without GPUs, and `none` leaves adapters as they are."""
+    scratch: Annotated[_Scratch | _None, _BY_FORM] | None = None
+    """Local scratch of these compute nodes; by default that of the stack. `none` is for nodes without such drives."""
+    kernel_arguments: Annotated[_KernelArguments | _None, _BY_FORM] | None = None
+    """Arguments of the kernel of these compute nodes, in place of those of the stack; `none` sets none."""
+    weight: Annotated[int, Field(ge=1, le=65533)] | None = None
+    """Slurm gives a job nodes of the least weight first; by default 1 without GPUs, and 100 with some."""
+    reserved_cores: Annotated[int, Field(ge=0)] = 0
+    """Cores of each of these compute nodes that no job gets, for daemons of the system and of file systems."""
+    reserved_memory: SizeBytes | None = None
+    """Memory of each of these compute nodes that no job gets."""
 
     @property
     def label(self) -> str:

@@ -77,7 +77,7 @@ class SharedMount(Spec):
 
 
 class Scratch(Spec):
-    """Local scratch of every compute node: its NVMe drives as one RAID 0."""
+    """Local scratch of compute nodes: the NVMe drives of each as one RAID 0."""
 
     devices: Annotated[tuple[ConfigPath, ...], Field(min_length=1)]
     """Drives: `/dev/nvme1n1`. Empty ones are formatted; several that hold something are refused."""

@@ -1,4 +1,4 @@
-"""TW745 to TW752: stack files: wheels, images, Python and operators against the GPUs, and what cannot be judged."""
+"""TW745 to TW753: stack files: wheels, images, operators and topology against the GPUs, and what is not judged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import yaml
 
 from trainworks.catalog import software
+from trainworks.catalog.catalog import has
 from trainworks.catalog.facts import Component, Release
+from trainworks.catalog.stack_cluster import rack_of_group
+from trainworks.config.stack_parts.nodes import NodeGroup
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers import tree
@@ -46,6 +49,16 @@ gpu: {{rocm: "{driver}"}}
 slurm: {{release: "{slurm}"}}
 environments:
   - {{name: torch, {environment}}}
+"""
+_RACKS = """os: Ubuntu 24.04
+nodes:
+  - {{hosts: "gpu[1-36]", machine: GB200 NVL72 tray, roles: [compute]}}
+  - {{hosts: "cpu[1-4]", roles: [compute], hardware: {{sockets: 2, cores_per_socket: 64, memory: 500 GiB}}}}
+gpu: {{driver: "580"}}
+slurm:
+  release: "{release}"
+  partitions:
+    - {{name: train, default: true{nodes}}}
 """
 
 
@@ -262,6 +275,48 @@ def _unjudged_gpus(file: ReviewedFile) -> Iterator[tuple[yaml.ScalarNode, str | 
         for image in scalars(item, "image") if tree.get(item, "cuda") is None else ():
             if software.ngc_release(image.value) and software.image_cuda(image.value) is None:
                 yield image, f"{image.value} is not judged: the catalogue does not know the CUDA of that month"
+
+
+@stack_rule(
+    "TW753",
+    "Racks of one NVLink domain share the topology of other nodes",
+    "warning",
+    why="A job that fits into an NVL72 rack is fastest on nodes of one, where Slurm places it if racks are blocks. A "
+    "release before 25.05 has one topology for all nodes: blocks, where most nodes are in racks, or leaf switches. "
+    "Later ones have one for each partition, and a partition over racks and other nodes goes by leaf switches.",
+    fix='Take `release: "25.05"` or later, and give the racks partitions of their own: `nodes: [GROUP]`.',
+    source="https://slurm.schedmd.com/topology.yaml.html",
+    bad=_RACKS.format(release="26.05", nodes=""),
+    good=_RACKS.format(release="26.05", nodes=", nodes: [gpu]"),
+)
+def racks_beside_others(file: ReviewedFile) -> Iterator[Problem]:
+    """`slurm.release` with one topology, or a partition over both, where some compute nodes are in such racks."""
+    items = tree.items(tree.get(file.stack, "nodes"))
+    compute = [_group(each) for each in items if "compute" in _texts(each, "roles")]
+    groups = {group: rack_of_group(group) is not None for group in compute}
+    if len(set(groups.values())) < 2:
+        return
+    for value in scalars(file.stack, "slurm", "release"):
+        if software.version_key(value.value) < software.FIRST_TOPOLOGIES:
+            message = "has one topology for all nodes, and some are in racks of one NVLink domain"
+            yield flag(value, f"Slurm {value.value} {message}")
+            return
+    for partition in tree.items(tree.get(file.stack, "slurm", "partitions")):
+        names = _texts(partition, "nodes")
+        found = {racked for group, racked in groups.items() if not names or any(map(group.is_called, names))}
+        for name in scalars(partition, "name") if len(found) > 1 else ():
+            yield flag(name, f"`{name.value}` has racks and other nodes: its jobs are placed by leaf switches")
+
+
+def _group(item: yaml.Node) -> NodeGroup:
+    """A group of nodes with its names, and its machine if the catalogue has that."""
+    hosts, name, machine = (tree.scalar(tree.get(item, key)) for key in ("hosts", "name", "machine"))
+    known = machine if machine and has("nodes", machine) else None
+    return NodeGroup.model_construct(None, hosts=hosts or "", name=name, machine=known)
+
+
+def _texts(item: yaml.Node, key: str) -> list[str]:
+    return [text for each in tree.items(tree.get(item, key)) if (text := tree.scalar(each)) is not None]
 
 
 def _torch(item: yaml.Node) -> Release | None:
