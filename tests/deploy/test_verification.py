@@ -35,7 +35,7 @@ def on_disk(file: DeliveredFile) -> str:
     """What a host prints of a file that is as it was delivered."""
     assert file.text is not None
     text = file.text if isinstance(file.text, bytes) else file.text.encode()
-    return f"{hashlib.sha256(text).hexdigest()} {file.mode} {file.owner}"
+    return f"{hashlib.sha256(text).hexdigest()} {file.mode or '644'} {file.owner or 'root:root'}"
 
 
 def said(host: str) -> str:
@@ -47,7 +47,7 @@ def said(host: str) -> str:
         "slurm\t\tslurm-wlm 22.05.8",
         "munge\t\tSuccess",
         "kernel\t\t6.1.0-28-amd64",
-        *(f"file\t{each.path}\t{on_disk(each)}" for each in FILES[host].values()),
+        *(f"file\t{each.name}\t{on_disk(each)}" for each in FILES[host].values()),
         "mount\t/shared\tstore1:/export/shared nfs4",
         "user\talice\t2001",
         "health\t\tpasses",
@@ -186,7 +186,7 @@ def test_a_host_that_does_not_answer_fails() -> None:
 
 def test_bash_accepts_the_probe() -> None:
     for file in (EXAMPLE, "examples/cluster/stack.yaml"):
-        script = probe(load_stack(Path(file))[0], ["/etc/slurm/slurm.conf"])
+        script = probe(load_stack(Path(file))[0], FILES["login1"].values())
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -215,7 +215,7 @@ def test_a_host_says_its_packages_and_files(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\nprintf 'ii  slurmd 22.05-1\\nhi  nvidia-a 1\\nrc  nvidia-b 2\\nun  slurm \\n'\n")
     program.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    script = probe(STACK, [str(file), str(tmp_path / "missing")])
+    script = probe(STACK, [DeliveredFile(str(each), None) for each in (file, tmp_path / "missing")])
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
     facts = facts_of(done.stdout)
     assert facts["package"] == {"slurmd": "22.05-1", "nvidia-a": "1"}
