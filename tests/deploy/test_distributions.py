@@ -98,6 +98,7 @@ def test_each_distribution_has_the_files_of_its_firewall_network_and_boot_menu(f
 
 def test_the_playbooks_and_units_of_every_distribution_are_the_same(families) -> None:
     """What Ansible and systemd say to those of one, in other tests, holds for all."""
+
     def is_played(name: str) -> bool:
         return "/tasks/" in name or ("/" not in name and name != "inventory.yaml")
 
@@ -175,58 +176,40 @@ def test_the_compiler_of_selinux_takes_the_rules_of_logins(families, tmp_path: P
 
 
 SPEC = """
-Name: slurm
-Version: %{v}
+Name: {name}
+Epoch: {epoch}
+Version: {version}
 Release: 1
 Summary: s
 License: GPL
 BuildArch: noarch
 %description
 %files
-%define part() \
-%package %1 \
-Summary: s \
-Requires: slurm = %{version}-%{release} \
-%description %1 \
-%files %1
-%part slurmctld
-%part slurmd
-%part slurmdbd
-%part pam_slurm
 """
-DRIVER = """
-Name: nvidia-driver
-Epoch: 3
-Version: %{v}
-Release: 1
+PART = """
+%package -n {part}
 Summary: s
-License: GPL
-BuildArch: noarch
-%description
-%files
-%define part() \
-%package -n %1 \
-Summary: s \
-Requires: nvidia-driver = 3:%{version} \
-%description -n %1 \
-%files -n %1
-%part nvidia-driver-cuda
-%part kmod-nvidia-open-dkms
-%part nvidia-fabric-manager
+Requires: {name} = {epoch}:{version}-1
+%description -n {part}
+%files -n {part}
 """
+OF_SLURM = [f"slurm-{part}" for part in ("slurmctld", "slurmd", "slurmdbd", "pam_slurm")]
+OF_DRIVER = ["nvidia-driver-cuda", "kmod-nvidia-open-dkms", "nvidia-fabric-manager"]
 
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Path:
     """A root folder of dnf, with a repository of four releases of Slurm and two of the driver."""
-    for name, spec, versions in (
-        ("slurm", SPEC, ("25.05.3", "26.05.1", "26.05.2", "26.11.0")),
-        ("driver", DRIVER, ("580.95.05", "580.126.18")),
+    for name, epoch, parts, versions in (
+        ("slurm", 0, OF_SLURM, ("25.05.3", "26.05.1", "26.05.2", "26.11.0")),
+        ("nvidia-driver", 3, OF_DRIVER, ("580.95.05", "580.126.18")),
     ):
-        (tmp_path / f"{name}.spec").write_text(spec)
         for version in versions:
+            texts = [SPEC, *(PART.replace("{part}", part) for part in parts)]
+            spec = "".join(texts).format(name=name, epoch=epoch, version=version)
+            (tmp_path / "a.spec").write_text(spec)
             defined = ("--define", f"_topdir {tmp_path}/build", "--define", f"_rpmdir {tmp_path}/repository")
-            done = run("rpmbuild", "-bb", "--quiet", *defined, "--define", f"v {version}", tmp_path / f"{name}.spec")
+            done = run("rpmbuild", "-bb", "--quiet", *defined, tmp_path / "a.spec")
             assert done.returncode == 0, done.stderr
     assert run("createrepo_c", "--quiet", tmp_path / "repository").returncode == 0
     plugins = tmp_path / "root/etc/dnf/plugins"
@@ -234,7 +217,7 @@ def machine(tmp_path: Path) -> Path:
     (plugins / "versionlock.conf").write_text(f"[main]\nenabled = 1\nlocklist = {plugins}/versionlock.list\n")
     (plugins / "versionlock.list").write_text("# of the administrator\n")
     (tmp_path / "dnf.conf").write_text(
-        f"[main]\npluginconfpath={plugins}\nreposdir={tmp_path}/none\ncachedir={tmp_path}/cache\nlogdir={tmp_path}\n"
+        f"[main]\nbest=True\npluginconfpath={plugins}\nreposdir={tmp_path}/none\ncachedir={tmp_path}/cache\nlogdir={tmp_path}\n"
         f"[local]\nname=local\nbaseurl=file://{tmp_path}/repository\ngpgcheck=0\n"
     )
     return tmp_path
@@ -243,7 +226,9 @@ def machine(tmp_path: Path) -> Path:
 def tasks_of(text: str, machine: Path, names: Collection[str]) -> list[dict[str, Any]]:
     """Tasks of a playbook or a role by name, in the root folder."""
     read = yaml.safe_load(
-        text.replace("/etc/dnf", f"{machine}/root/etc/dnf").replace("[rpm, --query", f"[rpm, --root, {machine}/root, --query")
+        text.replace("/etc/dnf", f"{machine}/root/etc/dnf").replace(
+            "rpm --query", f"rpm --root {machine}/root --query"
+        )
     )
     return [task for task in read[0].get("tasks", read) if task["name"] in names]
 
@@ -261,21 +246,21 @@ def test_dnf_installs_the_release_of_slurm_and_of_the_driver_and_goes_back(machi
     driver = tasks_of(files["roles/gpu/tasks/main.yaml"], machine, ["Look for the driver", "Install the driver"])
     names = (lock, "Install the release of Slurm", "Install the packages of before")
     upgrade = tasks_of(files["upgrade.yaml"], machine, names)
-    variables = yaml.safe_load(files["group_vars/nodes_gpu.yaml"])["gpu_driver_packages"]
+    variables = yaml.safe_load(files["group_vars/nodes_gpu.yaml"])["gpu_driver_packages"][:2]
     of_version = {
         version: {"gpu_driver_packages": [name.replace("580.*", f"{version}-*") for name in variables]}
         for version in ("580.95.05", "580.126.18")
     }
-    before = [f"slurm{part}-25.05.3-1" for part in ("", "-slurmd", "-slurmctld")]
+    before = ["slurm-25.05.3-1", "slurm-slurmd-25.05.3-1"]
     step = {"parts": ["Slurm"], "back": False, "name": "u", "wait_s": 0, "packages": {}, "pins": {}}
-    back = step | {"back": True, "packages": {"gpu01": before[:2]}, "pins": {"gpu01": "25.05.3-1"}}
+    back = step | {"back": True, "packages": {"gpu01": before}, "pins": {"gpu01": "25.05.3-1"}}
+    # a new node; another release in the stack, and a newer driver of the branch in the repository; upgrade; way back
     plays = [
         (apply + driver, {"slurm_release": "25.05", **of_version["580.95.05"]}),
-        (apply + driver, {}),
+        (apply + driver, {"gpu_driver_packages": variables}),
         (upgrade + driver, {"upgrade": step, **of_version["580.126.18"]}),
         (upgrade + driver, {"upgrade": back, **of_version["580.95.05"]}),
     ]
-    found = tasks_of("[{name: Found, ansible.builtin.command: {argv: [rpm, --query, --all]}}]", machine, ["Found"])
     defaults = {"installroot": f"{machine}/root", "conf_file": f"{machine}/dnf.conf", "releasever": "9"}
     written = [
         {
@@ -285,12 +270,19 @@ def test_dnf_installs_the_release_of_slurm_and_of_the_driver_and_goes_back(machi
             "module_defaults": {"ansible.builtin.dnf": defaults},
             "vars": {"ansible_python_interpreter": "/usr/bin/python3", **values},
             "pre_tasks": [{"ansible.builtin.set_fact": {"pkg_mgr": "dnf", "cacheable": True}}],
-            "tasks": [{k: v for k, v in task.items() if k != "notify"} for task in [*tasks, *found]],
+            "tasks": [{k: v for k, v in task.items() if k != "notify"} for task in tasks],
+            "post_tasks": [
+                {"ansible.builtin.shell": f"rpm --root {machine}/root --query --all | sort > {machine}/{number}"}
+            ],
         }
-        for tasks, values in plays
+        for number, (tasks, values) in enumerate(plays)
     ]
     (machine / "project/families.yaml").write_text(yaml.safe_dump(written))
-    environment = os.environ | {"ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.json"}
-    command = [ANSIBLE, "families.yaml"]
-    done = subprocess.run(command, cwd=machine / "project", env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [ANSIBLE, "families.yaml"], cwd=machine / "project", capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    release = [(machine / str(number)).read_text().replace(".noarch", "").splitlines() for number in range(4)]
+    older = sorted([*before, *(f"{name}-580.95.05-1" for name in ("nvidia-driver", OF_DRIVER[0]))])
+    newer = [name.replace("25.05.3", "26.05.2").replace("580.95.05", "580.126.18") for name in older]
+    assert release == [older, older, newer, older]

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,8 @@ def test_a_cluster_that_is_as_its_stack_says_passes() -> None:
         ("gpu2", "/etc/slurm/gres.conf\t", "/etc/slurm/gres.old\t", "/etc/slurm/gres.conf"),
         ("store1", "demo.exports\t", "demo.exports\tf", "/etc/exports.d/demo.exports"),
         ("gpu2", "system/shared.mount\t", "system/shared.mount\tf", "/etc/systemd/system/shared.mount"),
+        ("gpu2", "all hosts in /etc/hosts\t", "all hosts in /etc/hosts\tf", "/etc/hosts: Name all hosts in /etc/hosts"),
+        ("gpu2", "one clock\t", "one clock\t0", "/etc/chrony/conf.d/cluster.conf: Follow one clock"),
         ("gpu2", "store1:/export/shared nfs4", "", "mount /shared"),
         ("gpu2", "2001", "2002", "user alice"),
         ("gpu2", "health\t\tpasses", "health\t\tnot 2 accelerators", "health"),
@@ -144,6 +147,30 @@ def test_a_difference_of_a_file_says_what_differs_and_no_secret() -> None:
     (missing,) = [each for each in verified("gpu2", "/etc/slurm/gres.conf", "x").verdicts if each.outcome == "fail"]
     assert missing.found == "missing"
     assert "drawn" not in str(verified("gpu2", "/etc/munge/munge.key\t", "/etc/munge/munge.key\tf"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("", "", {}),
+        ("127.0.0.1 localhost", "127.0.0.1 localhost box", {}),
+        ("gpu2\n", "gpu2 node2\n", {"Name all hosts in /etc/hosts": "sha256"}),
+        ("# BEGIN", "#", {"Name all hosts in /etc/hosts": "missing"}),
+        ("localhost\n", "localhost\n127.0.1.1 gpu2\n", {"Remove the name of the host from loopback": "lines that"}),
+    ],
+)
+def test_lines_of_a_file_are_compared_and_those_beside_them_are_not(
+    tmp_path: Path, old: str, new: str, found: dict[str, str]
+) -> None:
+    hosts = tmp_path / "hosts"
+    files = [replace(each, path=str(hosts)) for each in FILES["gpu2"].values() if each.path == "/etc/hosts"]
+    (block,) = [each for each in files if each.text]
+    hosts.write_text(f"127.0.0.1 localhost\n{block.text}10.0.0.9 printer\n".replace(old, new, 1))
+    done = subprocess.run(["bash", "-c", probe(STACK, files)], capture_output=True, text=True, check=False)
+    said_of = facts_of(done.stdout)["file"]
+    differs = {each.part: each.difference(said_of[each.name])[0] for each in files}
+    assert {part: differs[part].startswith(start) for part, start in found.items()} == dict.fromkeys(found, True)
+    assert {part for part, difference in differs.items() if difference} == {*found}
 
 
 def test_another_file_system_at_the_folder_is_a_warning() -> None:
