@@ -226,9 +226,7 @@ def machine(tmp_path: Path) -> Path:
 def tasks_of(text: str, machine: Path, names: Collection[str]) -> list[dict[str, Any]]:
     """Tasks of a playbook or a role by name, in the root folder."""
     read = yaml.safe_load(
-        text.replace("/etc/dnf", f"{machine}/root/etc/dnf").replace(
-            "rpm --query", f"rpm --root {machine}/root --query"
-        )
+        text.replace("/etc/dnf", f"{machine}/root/etc/dnf").replace("rpm --query", f"rpm --root {machine}/root --query")
     )
     return [task for task in read[0].get("tasks", read) if task["name"] in names]
 

@@ -244,7 +244,7 @@ def _value(given: Any, variables: Mapping[str, Any]) -> Any:
     if not isinstance(given, str) or "{{" not in given:
         return given
     single = re.fullmatch(r"\{\{((?:(?!\}\}).)*)\}\}", given, re.DOTALL)
-    return _expression(single[1])(variables) if single else _filled(given, variables)
+    return _compiled(single[1], expression=True)(variables) if single else _filled(given, variables)
 
 
 def _owner(given: Mapping[str, Any], scope: Mapping[str, Any]) -> str:
@@ -276,23 +276,19 @@ def _environment() -> Environment:
     return made
 
 
-@cache
-def _template(text: str) -> Any:
-    return _environment().from_string(text)
-
-
 def _filled(text: str, variables: Mapping[str, Any]) -> str:
     """A text as Ansible fills it in."""
-    return str(_template(text).render(variables)) if "{" in text else text
+    return str(_compiled(text).render(variables)) if "{" in text else text
 
 
 @cache
-def _expression(text: str) -> Any:
-    return _environment().compile_expression(text, undefined_to_none=False)
+def _compiled(text: str, *, expression: bool = False) -> Any:
+    made = _environment()
+    return made.compile_expression(text, undefined_to_none=False) if expression else made.from_string(text)
 
 
 def _holds(condition: object, variables: Mapping[str, Any]) -> bool:
-    return condition is None or bool(_expression(str(condition))(variables))
+    return condition is None or bool(_compiled(str(condition), expression=True)(variables))
 
 
 @dataclass(frozen=True, slots=True)
