@@ -91,6 +91,7 @@ def day_two(hall: Hall) -> None:
     shutil.rmtree(HALL / "cpu2" / "upper")
     hall.start("cpu2")
     hall.wait_for("cpu2", new=True)
+    run(f"ssh-keygen -q -f known_hosts -R {hall.addresses['cpu2']}")  # of the hall: `replace` asks the machine itself
     run("trainworks deploy replace stack.yaml cpu2 --into project")
     run("ssh alice@login1 srun --partition=prepare --nodes=2 hostname", lambda code, printed: "cpu2" in printed)
     run(f"trainworks deploy verify {DEPLOY}")

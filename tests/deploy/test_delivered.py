@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,22 +20,26 @@ from trainworks.errors import UsageError
 ANSIBLE = Path(sys.executable).with_name("ansible-playbook")
 STACKS = ["examples/cluster-demo/stack.yaml", *sorted(map(str, Path("examples/cluster").glob("stack*.yaml")))]
 SECRETS = dict.fromkeys(("munge.key", "slurm_database", "exporter_token"), b"drawn\n")
-WRITTEN_ON_THE_NODE = {
-    "/etc/default/grub.d/90-cluster.cfg",
-    "/etc/firewalld/{{ item }}",
-    "/etc/logrotate.d/slurm-cluster",
-    "/etc/apt/preferences.d/slurm",
-    "/etc/apt/preferences.d/nvidia-driver",
-    "/etc/udev/rules.d/70-amdgpu.rules",
-    "/etc/default/{{ item.name }}",
-    "{{ item.dest }}",
-    "{{ item.item.at }}/{{ item.item.name }}/requirements.lock",
-    "{{ homes.at }}/{{ item.name }}/.ssh/authorized_keys",
+WRITTEN_ON_THE_NODE = {"/etc/logrotate.d/slurm-cluster", "{{ item.item.at }}/{{ item.item.name }}/requirements.lock"}
+"""Texts of a node, and what it has only if no package has it there: `diff` alone names their drift."""
+OF_A_NODE = {"Rotate the logs of Slurm", "Record it beside the environment", "Keep the account that logs in"}
+OF_SECRETS = {
+    "Give all nodes the same key",
+    "Configure slurmdbd",
+    "Give it its token",
+    "Let Prometheus read the exporters",
+    "Let this machine alone reach it, with a password",
 }
-"""Texts of a user or of a node, those that follow from its facts, and what it has only if no package has it there.
-
-`diff` alone names their drift.
-"""
+WRITERS = [f"ansible.builtin.{name}" for name in ("copy", "template", "blockinfile", "lineinfile", "replace")]
+INCLUDES = ("ansible.builtin.include_tasks", "ansible.builtin.import_tasks")
+BEFORE = {
+    "/etc/hosts": "127.0.0.1 localhost\n127.0.1.1\tgpu1\n",
+    "/etc/chrony.conf": "pool 2.rocky.pool.ntp.org iburst\n",
+    "/etc/pam.d/sshd": "@include common-account\naccount    include      password-auth\n",
+    "/etc/pam.d/common-session": "session required pam_unix.so\nsession\toptional\tpam_systemd.so\n",
+    "/etc/pam.d/password-auth": "-session     optional     pam_systemd.so\nsession required pam_unix.so\n",
+}
+"""Files of a distribution that tasks put lines into."""
 
 
 def tasks() -> list[dict[str, str]]:
@@ -58,13 +63,15 @@ def fits(task: dict[str, str], file: DeliveredFile) -> bool:
     """Whether a task delivers a file, with this mode and owner."""
     names = {"{{ exports_file }}": "/etc/exports.d/.+", "{{ item.path }}": "/etc/(ceph|beegfs)/.+(secret|auth)"}
     names |= {"{{ item }}": "/etc/profile.d/site.(sh|csh)", "{{ paths.opensm }}/{{ item }}": "/etc/opensm/.+"}
+    names["{{ item.dest }}"] = "/etc/systemd/system/grafana.+"
     pattern = names.get(task["dest"]) or re.sub(r"\\\{\\\{.*?\\\}\\\}", ".+", re.escape(task["dest"]))
     if not re.fullmatch(pattern, file.path):
         return False
     mode = task["mode"].lstrip("0")
     if "ternary" in mode:
         mode = "755" if file.path.endswith(".sh") else "600" if file.path.startswith("/etc/sssd") else "644"
-    owner = f"{task.get('owner', 'root')}:{task.get('group', 'root').replace('{{ sssd_group }}', 'root')}"
+    owner, group = task.get("owner", "root"), task.get("group", "root")
+    owner = f"{owner.replace('{{ item.uid }}', 'alice')}:{group.replace('{{ sssd_group }}', 'root')}"
     return (mode, owner) == (file.mode, file.owner)
 
 
@@ -89,7 +96,8 @@ def rare(tmp_path: Path) -> list[str]:
     authority = "-----BEGIN CERTIFICATE-----\\nMIIB\\n-----END CERTIFICATE-----"
     text += f'directory: {{servers: [ldap1], base: "dc=a", ca: "{authority}"}}\n'
     (tmp_path / "a.yaml").write_text(
-        text + "fabric: {link: infiniband, subnet_managers: [login1], devices: [mlx5_0]}\n"
+        f"{text}kernel_arguments: [iommu=pt]\n"
+        "fabric: {link: infiniband, subnet_managers: [login1], devices: [mlx5_0]}\n"
     )
     racks = text.replace("gpu[01-04]", "gpu[01-18]").replace("DGX H100", "GB200 NVL72 tray")
     (tmp_path / "b.yaml").write_text(
@@ -101,6 +109,7 @@ def rare(tmp_path: Path) -> list[str]:
     roce = roce.replace("os: Ubuntu 24.04", "os: Rocky 9").replace('kernel: "6.8"', 'kernel: "5.14"')
     (tmp_path / "c.yaml").write_text(
         roce.replace("slurm:", 'slurm:\n  adopt: true\n  pyxis: "26.05"').replace("h200", "V100-SXM-32GB")
+        + "firewall: true\n"
     )
     for name in ("site.sh", "site.csh"):
         (tmp_path / "c.d/files/etc/profile.d").mkdir(parents=True, exist_ok=True)
@@ -109,41 +118,88 @@ def rare(tmp_path: Path) -> list[str]:
 
 
 def test_every_file_has_a_task_with_its_mode_and_owner_and_every_task_a_file(rare: list[str]) -> None:
-    files = {each for path in [*STACKS, *rare] for host in delivered(path).values() for each in host.values()}
-    every = tasks()
-    assert [each.path for each in files if not any(fits(task, each) for task in every)] == []
-    assert [task["dest"] for task in every if not any(fits(task, each) for each in files)] == []
+    every = [each for path in [*STACKS, *rare] for host in delivered(path).values() for each in host.values()]
+    files, parts = {each for each in every if not each.part}, {each.part for each in every}
+    copies = tasks()
+    assert [each.path for each in files if not any(fits(task, each) for task in copies)] == []
+    assert [task["dest"] for task in copies if not any(fits(task, each) for each in files)] == []
+    assert len(parts - {""}) == 6
+
+
+def redirected(given: list[dict[str, Any]], out: Path, named: Collection[str]) -> list[dict[str, Any]]:
+    """Those of some tasks that write a text, below another folder and as this user, and the files of tasks in `named`.
+
+    Files that are copied as they are take half a second each, and have nothing to compare.
+    """
+    kept = []
+    for task in given:
+        if task.get("name") in OF_A_NODE | OF_SECRETS or "no_log" in task:
+            continue
+        own = {key: task[key] for key in ("name", "when", "loop", "loop_control", "vars") if key in task}
+        if inner := redirected(task.get("block", []), out, named):
+            kept.append(own | {"block": inner})
+        for module in {*WRITERS, *INCLUDES}.intersection(task):
+            arguments = task[module]
+            if module == "ansible.builtin.copy" and "content" not in arguments:
+                continue
+            if module in WRITERS:
+                key = "dest" if "dest" in arguments else "path"
+                arguments = {name: arguments[name] for name in arguments if name not in ("owner", "group", "validate")}
+                kept.append(own | {module: arguments | {key: f"{out}/{{{{ inventory_hostname }}}}{arguments[key]}"}})
+            elif module in INCLUDES and ("{{" in arguments or arguments in named):
+                kept.append(own | {module: arguments})
+    return kept
+
+
+def racks_of(folder: Path, system: str) -> Path:
+    text = Path("examples/cluster-demo/shapes/two-racks.yaml").read_text().replace("Debian 12", system)
+    if system == "Rocky 9":
+        text = text.replace('release: "22.05"\n  packages: distribution', 'release: "26.05"')
+        text = re.sub("monitoring: .*", "", text).replace(", monitoring]", "]")
+    (folder / "stack.yaml").write_text(f"{text}kernel_arguments: [iommu=pt]\n")
+    (folder / "stack.d").mkdir()
+    (folder / "stack.d/sysctl.yaml").write_text("compute: {vm.swappiness: 1}\nall: {net.core.somaxconn: 4096}\n")
+    return folder / "stack.yaml"
 
 
 @pytest.mark.lane("test-all")
 @pytest.mark.skipif(not ANSIBLE.exists(), reason="NOT TESTED: texts of tasks, without Ansible: trainworks[cluster]")
-def test_ansible_writes_the_texts_of_tasks_as_they_are_here(tmp_path: Path) -> None:
-    shutil.copy("examples/cluster-demo/shapes/two-racks.yaml", tmp_path / "stack.yaml")
-    (tmp_path / "stack.d").mkdir()
-    (tmp_path / "stack.d/sysctl.yaml").write_text("compute: {vm.swappiness: 1}\nall: {net.core.somaxconn: 4096}\n")
-    project, out = tmp_path / "project", tmp_path / "out"
-    files = write_stack(tmp_path / "stack.yaml", project)
-    wanted = {host: {each.path: each for each in TaskTexts(files).of(host)} for host in ("gpu1", "store2")}
-    steps = []
-    for task in tasks():
-        path, is_template = task["dest"], "src" in task
-        if any(path in texts for texts in wanted.values()):
-            source = {"src": f"roles/firewall/templates/{task['src']}"} if is_template else {"content": task["content"]}
-            place = f"{out}/{{{{ inventory_hostname }}}}{path.replace('/', ':')}"
-            steps.append({f"ansible.builtin.{'template' if is_template else 'copy'}": {"dest": place, **source}})
-    play = {"hosts": ":".join(wanted), "connection": "local", "gather_facts": False, "tasks": steps}
-    play["vars"] = {"ansible_python_interpreter": sys.executable}
-    (project / "texts.yaml").write_text(yaml.safe_dump([play]))
-    out.mkdir()
-    done = subprocess.run([ANSIBLE, "texts.yaml"], cwd=project, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("system", ["Debian 12", "Rocky 9"])
+def test_ansible_writes_what_verify_compares(tmp_path: Path, system: str) -> None:
+    project, out, manager = tmp_path / "project", tmp_path / "out", "apt" if system == "Debian 12" else "dnf"
+    files = write_stack(racks_of(tmp_path, system), project)
+    every = TaskTexts(files, manager=manager).of("gpu1")
+    wanted = [each for each in every if each.text not in files.values()]
+    for folder in project.glob("roles/*/tasks"):
+        read = {path: yaml.safe_load(path.read_text()) or [] for path in folder.iterdir()}
+        named = {path.name for path, each in read.items() if redirected(each, out, ())}
+        for path, each in read.items():
+            path.write_text(yaml.safe_dump(redirected(each, out, named)))
+    plays = yaml.safe_load(files["site.yaml"])
+    facts = {"ansible.builtin.set_fact": {"pkg_mgr": manager, "cacheable": True}}
+    for play in plays:
+        play |= {"become": False, "connection": "local", "gather_facts": False, "pre_tasks": [facts]}
+        play["vars"] = {"ansible_python_interpreter": sys.executable}
+    (project / "site.yaml").write_text(yaml.safe_dump(plays))
+    for each in wanted:
+        path = out / f"gpu1{each.path}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if each.path in BEFORE:
+            path.write_text(BEFORE[each.path])
+    command = [ANSIBLE, "site.yaml", "--limit", "gpu1"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert {path for texts in wanted.values() for path in texts} >= {
-        "/etc/nftables.conf",
-        "/etc/sysctl.d/90-cluster.conf",
-    }
-    for host, texts in wanted.items():
-        for path, each in texts.items():
-            assert (out / f"{host}{path.replace('/', ':')}").read_text() == each.text, (host, path)
+    written = {f"/{path.relative_to(out / 'gpu1')}": path for path in (out / "gpu1").rglob("*") if path.is_file()}
+    assert {*written} == {each.path for each in wanted}
+    assert (
+        len([each for each in wanted if each.part]) == (5 if manager == "apt" else 6)
+        and "/home/alice/.ssh/authorized_keys" in written
+    )
+    for each in wanted:
+        path = written[each.path]
+        shown = subprocess.run(each.selects, input=path.read_text(), capture_output=True, text=True, check=False)
+        assert shown.stdout == each.text, each.name
+        assert each.mode in (None, f"{path.stat().st_mode & 0o7777:o}"), each.name
 
 
 def test_files_go_to_the_hosts_of_their_roles() -> None:

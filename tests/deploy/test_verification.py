@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def on_disk(file: DeliveredFile) -> str:
     """What a host prints of a file that is as it was delivered."""
     assert file.text is not None
     text = file.text if isinstance(file.text, bytes) else file.text.encode()
-    return f"{hashlib.sha256(text).hexdigest()} {file.mode} {file.owner}"
+    return f"{hashlib.sha256(text).hexdigest()} {file.mode or '644'} {file.owner or 'root:root'}"
 
 
 def said(host: str) -> str:
@@ -47,7 +48,7 @@ def said(host: str) -> str:
         "slurm\t\tslurm-wlm 22.05.8",
         "munge\t\tSuccess",
         "kernel\t\t6.1.0-28-amd64",
-        *(f"file\t{each.path}\t{on_disk(each)}" for each in FILES[host].values()),
+        *(f"file\t{each.name}\t{on_disk(each)}" for each in FILES[host].values()),
         "mount\t/shared\tstore1:/export/shared nfs4",
         "user\talice\t2001",
         "health\t\tpasses",
@@ -94,6 +95,8 @@ def test_a_cluster_that_is_as_its_stack_says_passes() -> None:
         ("gpu2", "/etc/slurm/gres.conf\t", "/etc/slurm/gres.old\t", "/etc/slurm/gres.conf"),
         ("store1", "demo.exports\t", "demo.exports\tf", "/etc/exports.d/demo.exports"),
         ("gpu2", "system/shared.mount\t", "system/shared.mount\tf", "/etc/systemd/system/shared.mount"),
+        ("gpu2", "all hosts in /etc/hosts\t", "all hosts in /etc/hosts\tf", "/etc/hosts: Name all hosts in /etc/hosts"),
+        ("gpu2", "one clock\t", "one clock\t0", "/etc/chrony/conf.d/cluster.conf: Follow one clock"),
         ("gpu2", "store1:/export/shared nfs4", "", "mount /shared"),
         ("gpu2", "2001", "2002", "user alice"),
         ("gpu2", "health\t\tpasses", "health\t\tnot 2 accelerators", "health"),
@@ -161,6 +164,30 @@ def test_a_difference_of_a_file_says_what_differs_and_no_secret() -> None:
     assert "drawn" not in str(verified("gpu2", "/etc/munge/munge.key\t", "/etc/munge/munge.key\tf"))
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("", "", {}),
+        ("127.0.0.1 localhost", "127.0.0.1 localhost box", {}),
+        ("gpu2\n", "gpu2 node2\n", {"Name all hosts in /etc/hosts": "sha256"}),
+        ("# BEGIN", "#", {"Name all hosts in /etc/hosts": "missing"}),
+        ("localhost\n", "localhost\n127.0.1.1 gpu2\n", {"Remove the name of the host from loopback": "lines that"}),
+    ],
+)
+def test_lines_of_a_file_are_compared_and_those_beside_them_are_not(
+    tmp_path: Path, old: str, new: str, found: dict[str, str]
+) -> None:
+    hosts = tmp_path / "hosts"
+    files = [replace(each, path=str(hosts)) for each in FILES["gpu2"].values() if each.path == "/etc/hosts"]
+    (block,) = [each for each in files if each.text]
+    hosts.write_text(f"127.0.0.1 localhost\n{block.text}10.0.0.9 printer\n".replace(old, new, 1))
+    done = subprocess.run(["bash", "-c", probe(STACK, files)], capture_output=True, text=True, check=False)
+    said_of = facts_of(done.stdout)["file"]
+    differs = {each.part: each.difference(said_of[each.name])[0] for each in files}
+    assert {part: differs[part].startswith(start) for part, start in found.items()} == dict.fromkeys(found, True)
+    assert {part for part, difference in differs.items() if difference} == {*found}
+
+
 def test_another_file_system_at_the_folder_is_a_warning() -> None:
     found = verified("gpu2", "store1:/export/shared nfs4", "tmpfs tmpfs")
     assert not found.failed
@@ -201,7 +228,7 @@ def test_a_host_that_does_not_answer_fails() -> None:
 
 def test_bash_accepts_the_probe() -> None:
     for file in (EXAMPLE, "examples/cluster/stack.yaml"):
-        script = probe(load_stack(Path(file))[0], ["/etc/slurm/slurm.conf"])
+        script = probe(load_stack(Path(file))[0], FILES["login1"].values())
         done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
@@ -230,7 +257,7 @@ def test_a_host_says_its_packages_and_files(tmp_path: Path) -> None:
     program.write_text("#!/bin/sh\nprintf 'ii  slurmd 22.05-1\\nhi  nvidia-a 1\\nrc  nvidia-b 2\\nun  slurm \\n'\n")
     program.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    script = probe(STACK, [str(file), str(tmp_path / "missing")])
+    script = probe(STACK, [DeliveredFile(str(each), None) for each in (file, tmp_path / "missing")])
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
     facts = facts_of(done.stdout)
     assert facts["package"] == {"slurmd": "22.05-1", "nvidia-a": "1"}

@@ -174,8 +174,8 @@ def verify_stack(path: Path | str, into: Path, *, limit: str | None = None, forc
     files = write_stack(path, into, force=force)
     hosts = _names(stack) if limit is None else hosts_of(into, limit)
     delivered = delivered_files(stack, files, secrets_of(into))
-    paths = sorted({path for each in delivered.values() for path in each})
-    return verify(stack, delivered, run_command(into, hosts, probe(stack, paths)))
+    asked = [file for each in delivered.values() for file in each.values()]
+    return verify(stack, delivered, run_command(into, hosts, probe(stack, asked)))
 
 
 @dataclass(frozen=True, slots=True)

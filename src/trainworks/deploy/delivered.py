@@ -19,68 +19,54 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from trainworks.config.stack import Stack
-from trainworks.deploy import file_systems, racks
+from trainworks.deploy import file_systems
 from trainworks.deploy.directory import SSSD_CONF, with_password
-from trainworks.deploy.file_systems import MountUnit
-from trainworks.deploy.hardware import gpu_of
 from trainworks.deploy.layers import operating_system
-from trainworks.deploy.node_groups import nccl_settings
 from trainworks.errors import UsageError
 from trainworks.files import write_atomic
-from trainworks.host.listening import EXPORTER_PORTS, ListenAddress
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 SLURM_ROLES = frozenset({"login", "controller", "database", "compute"})
-_UNITS = "/etc/systemd/system"
-_ADOPT = "cluster_slurm_adopt.cil"
-_FOR_ALL_TO_READ = ("0644", "0755")
-_RULES: tuple[tuple[str, str, str, frozenset[str]], ...] = (
-    (r"scheduler/files/(?!accounts)([^/]+\.sh)", "/etc/slurm", "755", SLURM_ROLES),
-    (r"base/files/own/(.+\.sh)", "", "755", frozenset()),
-    (r"base/files/own/(.+(?<!\.sh))", "", "644", frozenset()),
-    (r"scheduler/files/([^/]+\.(?:conf|yaml)|[^./]+)", "/etc/slurm", "644", SLURM_ROLES),
-    (r"scheduler/files/GROUP/(.+\.sh)", "/etc/slurm", "755", frozenset()),
-    (r"backup/files/(.+\.sh)", "/usr/local/sbin", "755", frozenset({"controller", "database"})),
-    (r"backup/files/(.+\.(?:service|timer))", _UNITS, "644", frozenset({"controller", "database"})),
-    (r"storage/files/(client-.+\.conf)", "/etc/beegfs", "644", frozenset()),
-    (r"fabric/files/GROUP/(ucx\.conf)", "/etc/ucx", "644", frozenset()),
-    (r"fabric/files/GROUP/(.+\.fstab)", "/etc/enroot/mounts.d", "644", frozenset()),
-    (r"fabric/files/GROUP/(roce-.+\.sh)", "/usr/local/sbin", "755", frozenset()),
-    (r"fabric/files/HOST/(.+\.network)", "/etc/systemd/network", "644", frozenset()),
-    (r"fabric/files/HOST/(.+\.nmconnection)", "/etc/NetworkManager/system-connections", "600", frozenset()),
-    (r"fabric/files/HOST/(.+\.conf)", "{opensm}", "644", frozenset()),
-    (r"tuning/files/GROUP/(.+\.sh)", "/usr/local/sbin", "755", frozenset()),
-    (r"directory/files/(.+\.pem)", "/etc/ssl", "644", frozenset()),
-    (r"directory/files/(.+\.conf)", "/etc/ssh/sshd_config.d", "644", frozenset()),
-    (r"monitoring/files/(grafana/.+)", "/etc", "644", frozenset({"monitoring"})),
-    (r"monitoring/files/(?!grafana/)(.+)", "/etc/prometheus", "644", frozenset({"monitoring"})),
-)
-"""File of a role, its folder and mode on the hosts, and the roles of these; all hosts when empty. `GROUP` and `HOST`
-are the names of a host's group and of itself; a name in braces is a path of the operating system."""
+_WRITERS = ("copy", "template", "blockinfile", "lineinfile", "replace")
+_INCLUDES = ("include_tasks", "import_tasks")
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveredFile:
-    """A file on a host."""
+    """A file on a host, or those lines of a file that are a task's."""
 
     path: str
     text: str | bytes | None
     """None for a secret that this project has not: then owner and mode alone are compared."""
-    mode: str = "644"
-    owner: str = "root:root"
+    mode: str | None = "644"
+    """None, as `owner`, where a task leaves it as it is."""
+    owner: str | None = "root:root"
+    part: str = ""
+    """Name of the task whose lines these are; empty for a whole file."""
+    selects: tuple[str, ...] = ("cat",)
+    """Command that prints what is compared of the file on its standard input."""
+
+    @property
+    def name(self) -> str:
+        """Path, and the part of the file."""
+        return f"{self.path}: {self.part}" if self.part else self.path
 
     def difference(self, found: str) -> tuple[str, str]:
         """What differs in `SHA256 MODE OWNER` of the file on a host, and what is expected there; empty if nothing.
 
         >>> DeliveredFile("/etc/munge/munge.key", None, "400", "munge:munge").difference("ab 777 munge:munge")
         ('mode 777', 'mode 400')
+        >>> DeliveredFile("/etc/hosts", "", None, None, "Remove 127.0.1.1").difference("ab 644 root:root")
+        ('lines that the task removes', 'none')
         """
+        sha256, has = None if self.text is None else _sha256(self.text), found.split() or [_sha256("")] * 3
+        if self.part and has[0] != sha256 and _sha256("") in (has[0], sha256):
+            return ("lines that the task removes", "none") if self.text == "" else ("missing", "lines of the task")
         if not found:
-            return "missing", f"mode {self.mode}, {self.owner}"
-        sha256 = None if self.text is None else _sha256(self.text)
-        pairs = zip(("sha256", "mode", "owner"), found.split(), (sha256, self.mode, self.owner), strict=True)
+            return ("", "") if self.part else ("missing", f"mode {self.mode}, {self.owner}")
+        pairs = zip(("sha256", "mode", "owner"), has, (sha256, self.mode, self.owner), strict=True)
         wrong = [
             (f"{key} {is_[:12]}", f"{key} {wanted[:12]}") for key, is_, wanted in pairs if wanted not in (is_, None)
         ]
@@ -110,32 +96,14 @@ def exporters(stack: Stack) -> dict[str, str]:
 def delivered_files(
     stack: Stack, files: Mapping[str, str], secrets: Mapping[str, bytes]
 ) -> dict[str, dict[str, DeliveredFile]]:
-    """Files of each host by path, from the text of the project's files and of those below its `secrets`."""
+    """Files of each host by name, from the tasks of the project's roles, its texts, and those below its `secrets`."""
+    options, tasks = exporters(stack), TaskTexts(files, stack.own.roles, operating_system(stack).manager)
     found: dict[str, dict[str, DeliveredFile]] = {}
-    options, in_rack, of_hosts = exporters(stack), racks.rack_of_nodes(stack), _by_folder(files)
-    units, of_tasks = file_systems.mount_units(stack), TaskTexts(files, stack.own.roles)
-    for name, group in stack.group_names.items():
-        common, gpu = [*_copied(stack, files, name)], gpu_of(stack, group)
-        for host, address in group.addresses.items():
-            imex = files.get(f"roles/gpu/files/imex/{in_rack.get(host)}.cfg") if gpu is not None else None
-            every = [
-                *common,
-                *_copied(stack, of_hosts.get(f"roles/fabric/files/{host}", {}), name, host),
-                *_secret(stack, files, secrets, frozenset(group.roles), has_exporter=host in options),
-                *_derived(stack, files, name, host, units),
-                *([DeliveredFile("/etc/nvidia-imex/nodes_config.cfg", imex)] if imex is not None else []),
-                *_exporter_unit(stack, files, name, address, options.get(host, "")),
-                *of_tasks.of(host),
-            ]
-            found[host] = {each.path: each for each in every}
+    for group in stack.nodes:
+        for host in group.names:
+            hidden = _secret(stack, files, secrets, frozenset(group.roles), has_exporter=host in options)
+            found[host] = {each.name: each for each in (*tasks.of(host), *hidden)}
     return found
-
-
-def _by_folder(files: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    folders: dict[str, dict[str, str]] = {}
-    for path, text in files.items():
-        folders.setdefault(path.rpartition("/")[0], {})[path] = text
-    return folders
 
 
 def secrets_of(project: Path) -> dict[str, bytes]:
@@ -149,18 +117,6 @@ def secrets_to_rotate(stack: Stack) -> dict[str, tuple[str, int]]:
     found = {"exporter-token": ("exporter_token", 32)}
     found |= {"munge": ("munge.key", 128), "database": ("slurm_database", 32)} if stack.slurm is not None else {}
     return found | ({"grafana": ("grafana", 32)} if stack.monitoring is not None and stack.monitoring.grafana else {})
-
-
-def _copied(stack: Stack, files: Mapping[str, str], group: str, host: str = "") -> Iterator[DeliveredFile]:
-    """Files that one host alone gets, or those that all of a group get where no host is named."""
-    roles, paths = stack.group_names[group].roles, operating_system(stack).paths.model_dump()
-    for pattern, folder, mode, of in _RULES:
-        if ("HOST" in pattern) != bool(host) or (of and not of.intersection(roles)):
-            continue
-        own = re.compile(f"roles/{pattern.replace('HOST', re.escape(host)).replace('GROUP', re.escape(group))}")
-        for name, text in files.items():
-            if found := own.fullmatch(name):
-                yield DeliveredFile(f"{folder.format(**paths)}/{found[1]}", text, mode)
 
 
 def _secret(
@@ -186,81 +142,79 @@ def _secret(
         yield DeliveredFile("/etc/prometheus/exporter.token", token, "640", "root:prometheus")
 
 
-def _derived(
-    stack: Stack, files: Mapping[str, str], name: str, host: str, units: Sequence[MountUnit]
-) -> Iterator[DeliveredFile]:
-    """Files whose hosts, path or text follow from more than the roles and the group of that name."""
-    group = stack.group_names[name]
-    roles = frozenset(group.roles)
-    if exports := files.get(f"roles/storage/files/{host}/exports"):
-        yield DeliveredFile(f"{operating_system(stack).paths.exports}/{stack.name}.exports", exports)
-    if rails := files.get(f"roles/fabric/files/{name}/nccl.conf"):
-        yield DeliveredFile(nccl_settings(gpu_of(stack, group)), rails)
-        places = (("openmpi-mca-params.conf", "/etc/openmpi"), ("roce-host.service", _UNITS))
-        every = ((folder, file, files.get(f"roles/fabric/files/{file}")) for file, folder in places)
-        yield from (DeliveredFile(f"{folder}/{file}", text) for folder, file, text in every if text)
-    for unit in units:
-        if unit.facts["group"] in roles | {"all", name} and unit.facts["server"] != host:
-            yield DeliveredFile(f"{_UNITS}/{unit.name}", files[f"roles/storage/files/{unit.path}"])
-    if "compute" in roles and stack.slurm is not None and stack.slurm.adopt and operating_system(stack).selinux:
-        yield DeliveredFile(f"/etc/selinux/{_ADOPT}", files[f"roles/access/files/{_ADOPT}"])
-
-
-def _exporter_unit(
-    stack: Stack, files: Mapping[str, str], group: str, address: str, options: str
-) -> Iterator[DeliveredFile]:
-    if stack.monitoring is None or not options:
-        return
-    text = jinja_template(files["roles/monitoring/templates/trainworks-exporter.service.j2"]).render(
-        trainworks=stack.monitoring.trainworks,
-        exporters={"this": {"listen": str(ListenAddress(address, EXPORTER_PORTS["trainworks"])), "options": options}},
-        inventory_hostname="this",
-        group_names=stack.group_names[group].roles,
-    )
-    yield DeliveredFile(f"{_UNITS}/trainworks-exporter.service", text)
-
-
 @dataclass(frozen=True)
 class TaskTexts:
     """What the tasks of a rendered project write; `files` are the texts of the project by path.
 
-    Left out are tasks that loop, that ask for facts of the host, or that write secrets, files of tasks that another
-    file includes, and texts with a variable of the user that is itself a template.
+    Left out are secrets, texts with a variable that is itself a template, tasks whose condition or loop asks what the
+    host answered to an earlier one, and lines that a task puts beside others without marks.
     """
 
     files: Mapping[str, str]
     own_roles: Collection[str] = ()
     """Roles of the user, whose tasks may use all that Ansible has."""
+    manager: str = ""
+    """Package manager of the hosts, the one fact that texts depend on."""
 
     def of(self, host: str) -> Iterator[DeliveredFile]:
         """Texts of a host of the inventory, in the order of the tasks."""
-        names = [name for name, hosts in self._groups.items() if host in hosts]
+        names = [name for name, hosts in self._groups.items() if host in hosts and name != "all"]
         variables = {"inventory_hostname": host, "group_names": names, "groups": self._groups, "hostvars": self._hosts}
+        variables["ansible_facts"] = {"pkg_mgr": self.manager}
         for name in ("all", *names):
             variables |= self._yaml(f"group_vars/{name}.yaml")
+        variables |= self._hosts[host]
         for play in self._yaml("site.yaml"):
             if play["hosts"] != "all" and not set(names).intersection(play["hosts"].split(":")):
                 continue
             for role in play.get("roles", ()):
                 if role["role"] not in self.own_roles and _holds(role.get("when"), variables):
-                    tasks = self._yaml(f"roles/{role['role']}/tasks/main.yaml") or ()
-                    yield from self._of_tasks(role["role"], tasks, variables)
+                    yield from self._of_tasks(role["role"], self._tasks(role["role"], "main.yaml"), variables)
+
+    def _tasks(self, role: str, name: str) -> Sequence[Mapping[str, Any]]:
+        return self._yaml(f"roles/{role}/tasks/{name}") or ()
 
     def _of_tasks(
         self, role: str, tasks: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
     ) -> Iterator[DeliveredFile]:
         for task in tasks:
-            if "loop" in task or "ansible_facts" in str(task.get("when")):
+            modules = {name: task.get(f"ansible.builtin.{name}") for name in (*_WRITERS, *_INCLUDES)}
+            (module, arguments), *_ = [*((name, each) for name, each in modules.items() if each), ("", None)]
+            if task.get("no_log") or not (module or "block" in task):
                 continue
-            copied, filled = task.get("ansible.builtin.copy", {}), task.get("ansible.builtin.template", {})
-            text = copied.get("content") or self.files.get(f"roles/{role}/templates/{filled.get('src')}")
-            of_task = {**copied, **filled}
-            if "block" in task and _holds(task.get("when"), variables):
-                yield from self._of_tasks(role, task["block"], variables)
-            elif text and of_task["mode"] in _FOR_ALL_TO_READ and _holds(task.get("when"), variables):
-                path, text = (jinja_template(each).render(variables) for each in (of_task["dest"], text))
-                if "{{" not in text:
-                    yield DeliveredFile(path, text, of_task["mode"].lstrip("0"))
+            for scope in _scopes(task, variables):
+                if not _holds(task.get("when"), scope):
+                    continue
+                if module in _WRITERS:
+                    yield from self._written(role, module, task, scope)
+                else:
+                    inner = task["block"] if "block" in task else self._tasks(role, _value(arguments, scope))
+                    yield from self._of_tasks(role, inner, scope)
+
+    def _written(
+        self, role: str, module: str, task: Mapping[str, Any], scope: Mapping[str, Any]
+    ) -> Iterator[DeliveredFile]:
+        given = task[f"ansible.builtin.{module}"]
+        path, mode = (_filled(given.get(key, ""), scope) for key in ("path", "mode"))
+        if module in ("copy", "template"):
+            source = _filled(given.get("src", ""), scope)
+            folder = "files" if module == "copy" else "templates"
+            text = given.get("content") or self.files.get(f"roles/{role}/{folder}/{source}")
+            if text is not None and (module == "template" or "content" in given):
+                text = _filled(text, scope)
+                text = None if "{{" in text else text
+            if text is not None:
+                path = _filled(given["dest"], scope)
+                yield DeliveredFile(path, text, mode.lstrip("0"), _owner(given, scope))
+        elif module == "blockinfile":
+            marker, block = (_filled(given[key], scope) for key in ("marker", "block"))
+            begin, end = (marker.replace("{mark}", mark) for mark in ("BEGIN", "END"))
+            text = "".join(f"{line}\n" for line in (begin, *block.splitlines(), end)) if block else ""
+            between = ",".join("/^" + re.sub(r"([][/.*^$\\])", r"\\\1", mark) + "$/" for mark in (begin, end))
+            yield DeliveredFile(path, text, mode.lstrip("0") or None, None, task["name"], ("sed", "-n", f"{between}p"))
+        elif "line" not in given:
+            expression = _filled(given["regexp"], scope)
+            yield DeliveredFile(path, "", None, None, task["name"], ("grep", "--perl-regexp", "--", expression))
 
     def _yaml(self, path: str) -> Any:
         return _read(self.files[path]) if path in self.files else {}
@@ -273,7 +227,38 @@ class TaskTexts:
     @cached_property
     def _groups(self) -> dict[str, list[str]]:
         children = self._yaml("inventory.yaml")["all"]["children"]
-        return {name: list(group["hosts"]) for name, group in children.items()}
+        found = {name: list(group["hosts"]) for name, group in children.items()}
+        return {**found, "all": list(self._hosts)}
+
+
+def _scopes(task: Mapping[str, Any], variables: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Variables of each turn of a task's loop; of the task alone without one."""
+    scope = {**variables, **{name: _value(each, variables) for name, each in task.get("vars", {}).items()}}
+    if "loop" not in task:
+        yield scope
+        return
+    control = task.get("loop_control", {})
+    for number, item in enumerate(_value(task["loop"], scope)):
+        yield {**scope, control.get("loop_var", "item"): item, control.get("index_var", "index"): number}
+
+
+def _value(given: Any, variables: Mapping[str, Any]) -> Any:
+    """A value with its templates filled in; one that is a single expression keeps its type."""
+    if isinstance(given, list):
+        return [_value(each, variables) for each in given]
+    if isinstance(given, dict):
+        return {key: _value(each, variables) for key, each in given.items()}
+    if not isinstance(given, str) or "{{" not in given:
+        return given
+    single = re.fullmatch(r"\{\{((?:(?!\}\}).)*)\}\}", given, re.DOTALL)
+    return _compiled(single[1], expression=True)(variables) if single else _filled(given, variables)
+
+
+def _owner(given: Mapping[str, Any], scope: Mapping[str, Any]) -> str:
+    """Owner and group that a task gives; a number is that of a user of the stack."""
+    owner, group = (_filled(given.get(key, "root"), scope) for key in ("owner", "group"))
+    names = {str(user["uid"]): user["name"] for user in scope.get("users", ())}
+    return f"{names.get(owner, owner)}:{group}"
 
 
 @cache
@@ -284,24 +269,33 @@ def _read(text: str) -> Any:
 @cache
 def _environment() -> Environment:
     """Jinja as Ansible sets it up, with those of its filters that texts of the roles use."""
-    from jinja2 import Environment  # noqa: PLC0415, 20 ms that `deploy check` saves
+    from jinja2 import ChainableUndefined, Environment  # noqa: PLC0415, 20 ms that `deploy check` saves
 
-    made = Environment(trim_blocks=True, keep_trailing_newline=True)  # noqa: S701  # no page of the web
+    # what a host answers is not known here, and neither is anything of it
+    made = Environment(trim_blocks=True, keep_trailing_newline=True, undefined=ChainableUndefined)  # noqa: S701
     made.filters["extract"] = lambda key, container, *more: reduce(getitem, more, container[key])
     made.filters["flatten"] = lambda lists: [one for each in lists for one in each]
     made.filters["split"] = str.split
+    made.filters["ternary"] = lambda condition, one, other: one if condition else other
+    made.filters["regex_escape"] = re.escape
     made.tests["match"] = lambda text, pattern: re.match(pattern, text) is not None
+    made.tests["contains"] = lambda container, item: item in container
     return made
 
 
+def _filled(text: str, variables: Mapping[str, Any]) -> str:
+    """A text as Ansible fills it in."""
+    return str(_compiled(text).render(variables)) if "{" in text else text
+
+
 @cache
-def jinja_template(text: str) -> Any:
-    """A template as Ansible reads it."""
-    return _environment().from_string(text)
+def _compiled(text: str, *, expression: bool = False) -> Any:
+    made = _environment()
+    return made.compile_expression(text, undefined_to_none=False) if expression else made.from_string(text)
 
 
 def _holds(condition: object, variables: Mapping[str, Any]) -> bool:
-    return condition is None or bool(jinja_template(f"{{{{ 1 if {condition} }}}}").render(variables))
+    return condition is None or bool(_compiled(str(condition), expression=True)(variables))
 
 
 @dataclass(frozen=True, slots=True)

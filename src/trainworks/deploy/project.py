@@ -84,7 +84,7 @@ def project_files(stack: Stack, monitoring: Mapping[str, str], locks: Mapping[st
         files["roles/scheduler/files/accounts.sh"] = accounts_script(stack)
     files |= {f"roles/storage/files/{host}/exports": text for host, text in file_systems.exports(stack).items()}
     by_host = delivered_files(stack, files, {}) if stack.own.below("files") else {}
-    delivered = {path for host in by_host.values() for path in host}
+    delivered = {file.path for host in by_host.values() for file in host.values()}
     return dict(sorted((files | own_files(stack, files, delivered)).items()))
 
 

@@ -61,7 +61,9 @@ for t in targets: print("target", t["labels"]["job"] + " " + t["labels"]["instan
 '"""
 
 
-_FILE = 'say file "$each" "$(sha256sum < "$each" | cut -c 1-64) $(stat --format="%a %U:%G" "$each")"'
+_COMPARE = """compare() { if [ -e "$2" ]; then
+    say file "$1" "$("${@:3}" < "$2" | sha256sum | cut -c 1-64) $(stat --format="%a %U:%G" "$2")"
+fi; }"""
 _PACKAGES = r"""if command -v dpkg-query > /dev/null; then
     dpkg-query --show --showformat '${db:Status-Abbrev} ${Package} ${Version}\n' {,lib}slurm\* \*nvidia\* cuda-drivers\*
 else rpm --query --all --queryformat 'ii %{NAME} %{VERSION}-%{RELEASE}\n' slurm\* \*nvidia\*
@@ -72,14 +74,15 @@ done"""
 _BINDS = "sed -n 's/^ *bind path *= *//p' /etc/apptainer/apptainer.conf 2> /dev/null | tr ',\\n' ' '"
 
 
-def probe(stack: Stack, paths: Collection[str]) -> str:
+def probe(stack: Stack, files: Collection[DeliveredFile]) -> str:
     """Script of bash that prints what a host runs, a line for each fact: key, name and value, with tabs between them.
 
-    `paths` are the files whose SHA-256, mode and owner it prints.
+    `files` are those whose SHA-256, mode and owner it prints, or that of some of their lines.
 
     It changes nothing, and asks every host the same; a host answers what it can.
     """
     services = sorted({name for host in _hosts(stack) for name in services_of(stack, host)})
+    asked = sorted({(each.name, each.path, *each.selects) for each in files})
     lines = [
         'say() { printf \'%s\\t%s\\t%s\\n\' "$1" "$2" "$3"; }',
         'say os "" "$(. /etc/os-release; echo "$ID $VERSION_ID")"',
@@ -90,7 +93,8 @@ def probe(stack: Stack, paths: Collection[str]) -> str:
         'say munge "" "$decoded"',
         'say kernel "" "$(uname -r)"',
         _PACKAGES,
-        f'for each in {shlex.join(paths)}; do if [ -e "$each" ]; then {_FILE}; fi; done',
+        _COMPARE,
+        *(f"compare {shlex.join(each)}" for each in asked),
     ]
     lines += [
         f'say mount {shlex.quote(mount.at)} "$(findmnt --noheadings --raw --output SOURCE,FSTYPE '
