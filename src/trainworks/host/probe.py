@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +41,14 @@ def probe_host(disk: Path) -> HostFacts:
         accelerators=probe_accelerators(),
         python=platform.python_version(),
         packages=package_versions(),
+        builds_kernels=_builds_kernels(),
     )
+
+
+def _builds_kernels() -> bool:
+    """Whether Triton finds a C compiler, in its order, and Python's headers."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
 def command_host(disk: Path, *, has_environment: bool) -> HostFacts:
