@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.staging import DefaultStager
 
-from trainworks.worker import torch_versions
 from trainworks.worker.checkpoint.state import staging_options
+from trainworks.worker.models import torch_versions
 
 
 @pytest.fixture

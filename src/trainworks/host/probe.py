@@ -30,6 +30,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "tor
 
 def probe_host(disk: Path) -> HostFacts:
     """Probe this machine; `disk` is the folder whose free space counts."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     return HostFacts(
         hostname=socket.gethostname(),
         operating_system=_operating_system(),
@@ -41,14 +42,8 @@ def probe_host(disk: Path) -> HostFacts:
         accelerators=probe_accelerators(),
         python=platform.python_version(),
         packages=package_versions(),
-        builds_kernels=_builds_kernels(),
+        builds_kernels=bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").exists(),
     )
-
-
-def _builds_kernels() -> bool:
-    """Whether Triton finds a C compiler, in its order, and Python's headers."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    return bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
 def command_host(disk: Path, *, has_environment: bool) -> HostFacts:

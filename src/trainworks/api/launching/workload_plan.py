@@ -202,7 +202,7 @@ def _with_compile_decided(
 
 
 def _compile_obstacle(resolved: ResolvedRun) -> str:
-    """Why no blocks are to be compiled, whatever the model; empty where nothing says so."""
+    """What keeps blocks of any model eager in this run; empty where nothing does."""
     said = resolved.run_file.software
     if said is not None and said.compiled is False:
         return "`software.compiled` is false"

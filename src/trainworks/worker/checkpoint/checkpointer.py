@@ -51,7 +51,7 @@ from trainworks.worker.checkpoint.memory import Found, MemoryTier
 from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError, WrittenFile
 from trainworks.worker.checkpoint.shards import LoadPlannerOfValues, SavePlannerOfValues, ShardWriter, reader_of
 from trainworks.worker.checkpoint.state import HasState, loadable, staging_options, unchanging, whole_state
-from trainworks.worker.torch_versions import reusable_stager
+from trainworks.worker.models.torch_versions import reusable_stager
 
 
 class CheckpointOrigin(TypedDict):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from trainworks.config.software import PIECE, AttentionTask
-from trainworks.worker.torch_versions import grouped_heads
+from trainworks.worker.models.torch_versions import grouped_heads
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

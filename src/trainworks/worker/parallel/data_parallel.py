@@ -18,8 +18,8 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import LayoutError
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.experts import Experts
+from trainworks.worker.models.torch_versions import ALL_GATHER, REDUCE_SCATTER
 from trainworks.worker.timing import Mark, Timeline
-from trainworks.worker.torch_versions import ALL_GATHER, REDUCE_SCATTER
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 """Precisions in which weights are cast for forward and backward; fp8 casts from there within its matrix products."""

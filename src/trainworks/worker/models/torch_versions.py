@@ -25,7 +25,7 @@ REDUCE_SCATTER: Collective = getattr(dist, "reduce_scatter_single", None) or dis
 
 
 def grouped_heads(attend: Callable[..., Any]) -> dict[str, bool]:
-    """What `varlen_attn` is to be told where several query heads share a key head."""
+    """The option that lets several query heads share a key head; none where `varlen_attn` does so without it."""
     return {"enable_gqa": True} if "enable_gqa" in inspect.signature(attend).parameters else {}
 
 
