@@ -1,8 +1,10 @@
 """What one machine with accelerators says of Trainworks, in order of worth, within a given time.
 
     python benchmarks/gpu.py --minutes 9 --json benchmarks/results/gpu.json
-    python benchmarks/gpu.py --dry-run      the parts, and the seconds that each takes
-    python benchmarks/gpu.py --small        the same paths with tiny models in fp32, on processors
+    python benchmarks/gpu.py --dry-run --ranks 8      the parts, and the seconds that each takes
+    python benchmarks/gpu.py --small                  the same paths with tiny models in fp32, on processors
+
+Every run has a rank on each accelerator, of one to eight; `--ranks` takes fewer. Batches grow with the ranks.
 
 A part begins only while the seconds that it takes are left; else it is written as not measured, with the reason, as is
 one that fails. The file is complete after every part. Trainworks' side of a run is its own record: the first plan, by
@@ -31,6 +33,7 @@ import numpy as np
 from contenders import (
     MODELS,
     PEERS,
+    RANKS,
     ContenderError,
     Workspace,
     provenance,
@@ -52,6 +55,7 @@ WARM_UP = 10
 VOCABULARY = 4096
 WINDOW = 1024
 SAVE_EVERY, KILL_AT = 10, 15
+MOST_RANKS = 8
 
 SMALL = {"architecture": "llama", "layers": 8, "hidden": 512, "heads": 8}
 MEDIUM = {"architecture": "llama", "layers": 24, "hidden": 1024, "heads": 16, "kv_heads": 4, "feed_forward": 2816}
@@ -60,9 +64,11 @@ GPT2 = {"architecture": "gpt2", "layers": 12, "hidden": 768, "heads": 12, "dropo
 MIXTRAL = {"architecture": "mixtral", "layers": 8, "hidden": 1024, "heads": 16, "feed_forward": 2816, "experts": 8}
 LORA = {"pretrained": MEDIUM, "length": 4096, "batch": 2, "adapter": {"rank": 16}}
 
+ONE_BILLION = {"model": LARGE, "length": 2048, "batch": 4}
+
 CASES: dict[str, dict[str, Any]] = {
     "llama-300m-gqa-packed-8k": {"model": MEDIUM, "length": 8192, "batch": 1, "pack": True},
-    "llama-1b-fp8-compiled": {"model": LARGE, "length": 2048, "batch": 4, "precision": "fp8", "compile": True},
+    "llama-1b-fp8-compiled": ONE_BILLION | {"precision": "fp8", "compile": True, "data_parallel": "dp_shard"},
     "llama-300m-lora": LORA,
     "llama-300m-gqa": {"model": MEDIUM, "length": 4096, "batch": 2},
     "mixtral-600m": {"model": MIXTRAL},
@@ -72,8 +78,13 @@ CASES: dict[str, dict[str, Any]] = {
     "llama-28m": {"model": SMALL},
     "llama-28m-compiled": {"model": SMALL, "compile": True},
     "llama-28m-fp8-compiled": {"model": SMALL, "precision": "fp8", "compile": True},
+    "llama-1b-tp": ONE_BILLION | {"layout": {"tp": 2}},
+    "llama-1b-pp": ONE_BILLION | {"layout": {"pp": 2, "micro_batch": 1}},
 }
-"""Changes to a workload of 8 sequences of 1,024 tokens in bf16, in order of worth."""
+"""Changes to a workload of 8 sequences of 1,024 tokens in bf16, in order of worth. Ranks that a layout leaves are
+replicas; with `data_parallel: dp_shard` they hold shards."""
+SEVERAL = ("1b-shards", "kill", "llama-1b-fp8-compiled", "llama-1b-tp", "llama-1b-pp")
+"""Parts that come first after `1b` where there are several ranks."""
 
 
 class PartError(Exception):
@@ -87,7 +98,7 @@ class Bench:
     workspace: Workspace
     deadline: float
     small: bool
-    accelerators: int
+    ranks: int
 
     @property
     def seconds_left(self) -> float:
@@ -149,7 +160,7 @@ def race(part: str, model: str, bench: Bench, *, peer: str = "bare", **changes: 
     """Trainworks and a peer on one model of `contenders.py`, one after the other, and the plan of the former."""
     if reason := reason_unavailable(PEERS[peer]):
         raise PartError(reason)
-    config = replace(MODELS["tiny" if bench.small else model], **changes)
+    config = replace(MODELS["tiny" if bench.small else model], accelerators=bench.ranks, **changes)
     if bench.small:
         config = replace(config, steps=STEPS, warmup_steps=WARM_UP)
     config = replace(config, data_file=str(bench.workspace.token_file(config)))
@@ -160,9 +171,9 @@ def race(part: str, model: str, bench: Bench, *, peer: str = "bare", **changes: 
 
 def shards(bench: Bench) -> dict[str, Any]:
     """The larger model in shards over all accelerators, beside FSDP2 in the bare loop."""
-    if bench.accelerators < 2 and not bench.small:
-        raise PartError("one accelerator")
-    return race("1b-shards", "1b", bench, shards=True, accelerators=bench.accelerators)
+    if bench.ranks < 2:
+        raise PartError("several ranks are needed, and there is one")
+    return race("1b-shards", "1b", bench, shards=True)
 
 
 def planned(name: str, bench: Bench) -> dict[str, Any]:
@@ -206,10 +217,10 @@ def printed(*command: str, codes: Sequence[int] = (0,)) -> Callable[[Bench], dic
     return measure
 
 
-def parts() -> list[Part]:
+def parts(ranks: int) -> list[Part]:
     """All of them, in order of worth."""
     product = ("-m", "trainworks")
-    return [
+    found = [
         Part("health", 5, "the accelerators, checked", printed(*product, "health", "--json", codes=(0, 1))),
         Part("1b", 150, "bf16, compiled, over the bare loop", partial(race, "1b", "1b")),
         Part("350m", 110, "bf16, compiled, over the bare loop", partial(race, "350m", "350m")),
@@ -232,25 +243,29 @@ def parts() -> list[Part]:
             printed(*product, "bench", "compute", "memory", "--json", codes=(0, 1)),
         ),
     ]
+    first = ("health", "1b", *SEVERAL) if ranks > 1 else ()
+    return sorted(found, key=lambda part: first.index(part.name) if part.name in first else len(first))
 
 
 def main() -> int:
     """Measure what there is time for; exit code 1 if a part failed."""
     options = parse_options()
-    chosen = [part for part in parts() if options.only is None or part.name in options.only]
+    found = probe_accelerators()
+    ranks = options.ranks or (RANKS if options.small else max(1, min(len(found), MOST_RANKS)))
+    chosen = [part for part in parts(ranks) if options.only is None or part.name in options.only]
     if options.dry_run:
         for part in chosen:
             print(f"{part.name:<26} {part.seconds:4.0f} s  {part.what}")
         print(f"{'':<26} {sum(part.seconds for part in chosen):4.0f} s in all, of {60 * options.minutes:.0f} s")
         return 0
-    found = probe_accelerators()
-    if not found and not options.small:
-        print("no accelerator here; `--small` takes the same paths on processors", file=sys.stderr)
+    if len(found) < ranks and not options.small:
+        what = f"{ranks} ranks, and {len(found)} accelerators" if found else "no accelerator"
+        print(f"{what} here; `--small` takes the same paths on processors", file=sys.stderr)
         return 1
     results: dict[str, Any] = {}
     failed = False
     with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-        bench = Bench(Workspace(Path(folder)), time.monotonic() + 60 * options.minutes, options.small, len(found))
+        bench = Bench(Workspace(Path(folder)), time.monotonic() + 60 * options.minutes, options.small, ranks)
         for part in chosen:
             started = time.monotonic()
             try:
@@ -263,7 +278,7 @@ def main() -> int:
             took = time.monotonic() - started
             print(f"{part.name}: {took:.0f} s: {summary(results[part.name])}", file=sys.stderr, flush=True)
             if options.json:
-                record = {**provenance(), "accelerators": [each.name for each in found], "parts": results}
+                record = {**provenance(), "accelerators": [each.name for each in found[:ranks]], "parts": results}
                 write_atomic(options.json, json.dumps(record, indent=1) + "\n")
     return int(failed)
 
@@ -273,6 +288,13 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=9.0, help="time for everything")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="PARTS", help="comma-separated names")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        choices=range(1, MOST_RANKS + 1),
+        metavar="N",
+        help="of each run; by default all",
+    )
     parser.add_argument("--small", action="store_true", help="tiny models in fp32 on processors")
     parser.add_argument("--dry-run", action="store_true", help="print the parts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result")
@@ -320,6 +342,20 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, (line for line in lines if line.endswith("\n"))) if "step_s" in row]
 
 
+def layout_of(case: dict[str, Any], bench: Bench, *, batch: int) -> tuple[dict[str, int], int]:
+    """The layout of a case on the ranks, and its degree of data parallelism.
+
+    Raises:
+        PartError: the ranks cannot be shared by the copies.
+    """
+    cut = case.get("layout", {})
+    of_model = cut.get("tp", 1) * cut.get("pp", 1)
+    if bench.ranks % of_model:
+        raise PartError(f"a multiple of {of_model} ranks is needed, and there are {bench.ranks}")
+    copies = bench.ranks // of_model
+    return {"micro_batch": batch, case.get("data_parallel", "dp_replicate"): copies, **cut}, copies
+
+
 def run_file(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
     """The run file of a case."""
     length, batch = (64, 2) if bench.small else (case.get("length", 1024), case.get("batch", 8))
@@ -333,21 +369,22 @@ def run_file(case: dict[str, Any], bench: Bench) -> dict[str, Any]:
         data |= {"tokenizer": str(model["hf"]) + "/tokenizer.json"}
     else:
         data |= {"vocabulary": VOCABULARY}
+    layout, copies = layout_of(case, bench, batch=batch)
     workload = {
         "task": "causal-lm",
         "model": model,
         "data": data,
         "precision": "fp32" if bench.small else case.get("precision", "bf16"),
         "compile": case.get("compile", False) and not bench.small,
-        "global_batch": batch,
+        "global_batch": batch * copies,
         "train_for": f"{STEPS} steps",
         "optimizer": {"lr": 3e-4, "warmup": "5 steps"},
         **({"adapter": case["adapter"]} if "adapter" in case else {}),
     }
     return {
         "workload": workload,
-        "cluster": {"engine": "local", "processes_per_node": 1},
-        "layout": {"micro_batch": batch},
+        "cluster": {"engine": "local", "processes_per_node": bench.ranks},
+        "layout": layout,
         "checkpoint": {"every": f"{10 * STEPS} steps"},
         "recover": {"max_restarts": 0},
     }

@@ -33,7 +33,13 @@ def test_one_command_measures_a_machine_and_says_what_it_could_not(tmp_path: Pat
 
 def test_a_dry_run_lists_every_part_and_a_peer_that_is_missing_is_named(tmp_path: Path) -> None:
     program = [sys.executable, str(ROOT / "benchmarks" / "gpu.py")]
-    listed = subprocess.run([*program, "--dry-run"], capture_output=True, text=True, check=True).stdout
+    of_ranks = [
+        subprocess.run([*program, "--dry-run", "--ranks", ranks], capture_output=True, text=True, check=True).stdout
+        for ranks in ("1", "8")
+    ]
+    first = [[line.split()[0] for line in listed.splitlines()][:3] for listed in of_ranks]
+    assert first == [["health", "1b", "350m"], ["health", "1b", "1b-shards"]]
+    listed = of_ranks[0]
     assert {"1b", "kill", "1b-torchtitan", "attention"} <= {line.split()[0] for line in listed.splitlines()}
     assert "torchtitan's own trainer" in listed
     if find_spec("torchtitan") is None:

@@ -255,6 +255,20 @@ def test_a_cut_that_the_worker_cannot_make_is_refused_before_anything_starts(
     assert not (olmo / "cache" / "calibration").exists()
 
 
+def test_a_cut_of_a_measured_model_is_refused_before_its_data_are_tokenized(
+    olmo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokenize(*_: object) -> str:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(workload_plan, "prepared_folder", tokenize)
+    config = json.loads((olmo / "config.json").read_text()) | {"num_experts": 4, "num_experts_per_tok": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "olmoe"}))
+    text = RUN.replace("{layers: 2, hidden: 64, heads: 4}", f"{{hf: {tmp_path}}}").replace("bf16", "fp32")
+    text = text.replace("cluster: local", "cluster: {processes_per_node: 2}") + "layout: {tp: 2}\n"
+    assert refusal(text, tmp_path).message.startswith("`olmoe` cannot be cut over tp: it has experts")
+
+
 def test_a_balance_loss_of_a_model_without_experts_is_refused_on_a_single_rank(olmo: Path, tmp_path: Path) -> None:
     model = f"{{hf: {olmo}, balance_loss: 0.1}}"
     text = RUN.replace("{layers: 2, hidden: 64, heads: 4}", model).replace("bf16", "fp32")

@@ -172,7 +172,7 @@ def test_stack_and_order_list_have_the_nodes_that_are_bought_and_a_partition_for
     nodes = bought.chosen.num_nodes + bought.chosen.spares
     assert bought.chosen.spares > 0 and bought.run_file.job.time_limit == 20 * 24 * 3600
     stack = stack_yaml(bought)
-    assert f"gpu[01-{nodes}]" in stack and "20-00:00:00" in stack
+    assert f"gpu[{1:0{len(str(nodes))}}-{nodes}]" in stack and "20-00:00:00" in stack
     first, *_, last = csv.DictReader(io.StringIO(bought.bill_csv))
     assert (first["item"], first["count"], first["total_w"]) == ("DGX A100 80GB", f"{nodes}", f"{nodes * 7000}")
     assert int(last["total_usd"]) == round(bought.chosen.purchase.value)  # one figure for all that is bought

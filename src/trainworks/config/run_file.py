@@ -50,7 +50,7 @@ class Workload(Spec):
     callbacks: tuple[CallbackClass, ...] = ()
     """Classes of your own, `package.module:Class`, whose methods every rank calls during training; modules are found
     in the folder that the run was started in, and among installed packages."""
-    compile: bool | Literal["auto"] = False
+    compile: bool | Literal["auto"] = "auto"
     """Compile blocks with torch.compile; `auto`: on accelerators, if the plan expects it to save more than it takes."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
     deterministic: bool = False

@@ -7,6 +7,7 @@ import platform
 import shutil
 import socket
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +30,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "tor
 
 def probe_host(disk: Path) -> HostFacts:
     """Probe this machine; `disk` is the folder whose free space counts."""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     return HostFacts(
         hostname=socket.gethostname(),
         operating_system=_operating_system(),
@@ -40,6 +42,7 @@ def probe_host(disk: Path) -> HostFacts:
         accelerators=probe_accelerators(),
         python=platform.python_version(),
         packages=package_versions(),
+        builds_kernels=bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").exists(),
     )
 
 

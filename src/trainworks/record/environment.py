@@ -35,3 +35,5 @@ class HostFacts(Spec):
     python: str
     packages: dict[str, str]
     """Versions of the installed packages that determine numerics and speed."""
+    builds_kernels: bool = True
+    """Whether Triton can: it needs a C compiler and Python's headers. Records of older versions do not say so."""

@@ -126,7 +126,7 @@ class Plan(Spec):
     attention: str = ""
     """Kernel of the decoder's attention; empty for other models, and in records of older versions."""
     compile_choice: CompileChoice | None = None
-    """None unless the run file says `compile: auto`."""
+    """None where the run file decides, and on processors, where `compile: auto` is eager."""
     compared: tuple[PlannedLayout, ...] = ()
     """The best layouts of the search in its order; empty where the model is measured or the layout was not searched."""
     checkpoint_bytes: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.layout import Layout
 from trainworks.config.run_file import RunFile
 from trainworks.plan.degrees import layouts_of
-from trainworks.plan.run.compiling import compile_time, decided_compile
+from trainworks.plan.run.compiling import NO_COMPILER, compile_time, decided_compile
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import RunJob, described_job
 from trainworks.record.measured.past_run import FinishedRun
@@ -52,6 +53,19 @@ def test_long_runs_compile_and_short_ones_do_not() -> None:
     assert few.saved_s < few.compile_s == many.compile_s < many.saved_s
 
 
+def test_by_default_a_plan_for_accelerators_decides_and_one_for_processors_has_nothing_to_decide() -> None:
+    silent = workload(model=MODEL, data={"source": "python-stdlib", "sequence_length": 2048})
+    jobs = [replace(job(device), workload=silent) for device in ("cuda", "cpu")]
+    assert [one.leaves_compile_open for one in jobs] == [True, False]
+    assert not job(compile=False).leaves_compile_open
+
+
+def test_a_machine_without_a_c_compiler_stays_eager_and_says_so() -> None:
+    decided = decided_compile(job(), layout(micro_batch=4), steps=100_000, obstacle=NO_COMPILER)
+    assert decided.compile_choice is not None and not decided.compile_choice.compiled
+    assert decided.compile_choice.describe() == f"eager: {NO_COMPILER}"
+
+
 def test_the_two_steps_are_those_of_the_planner() -> None:
     layouts = layouts_of([layout(micro_batch=4)])
     said = [float(job(compile=compiled).step_times(layouts).total_s[0]) for compiled in (False, True)]
@@ -71,7 +85,6 @@ def test_what_earlier_runs_measured_replaces_the_assumption() -> None:
 @pytest.mark.parametrize(
     ("changes", "degrees", "text"),
     [
-        ({"device": "cpu"}, {}, "ranks on processors"),
         ({"deterministic": True}, {}, "`deterministic`"),
         ({"model": {**MODEL, "architecture": "mixtral"}}, {}, "experts"),
         ({"model": {**MODEL, "architecture": "gpt2"}}, {}, "`architecture: gpt2`"),

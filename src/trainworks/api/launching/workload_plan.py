@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 
 from trainworks.catalog.catalog import accelerator
@@ -24,7 +25,7 @@ from trainworks.measure.planning import Planning
 from trainworks.measure.ranks_environment import RanksInterpreter
 from trainworks.measure.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.plan.cluster.learning import with_learning
-from trainworks.plan.run.compiling import decided_compile
+from trainworks.plan.run.compiling import NO_COMPILER, decided_compile
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
 from trainworks.plan.run.plan import check_own_optimizer, make_measured_plan, make_plan, measured_layouts
 from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
@@ -96,6 +97,7 @@ def plan_workload(ready: ReadyWorkload, runs: Path, planning: Planning) -> Resol
         support = model_support(workload, packages, python=python) if is_cut else None
         layouts = measured_layouts(workload, written, world_size=resolved.processes.world_size, support=support)
         planning.refuse_tuning()
+        layouts = chain(list(islice(layouts, 1)), layouts)  # a layout is refused before data are tokenized
         changes: dict[str, object] = {"plan": _plan_by_trial(ready, layouts, planning)}
     else:
         described = _described(ready, planning)
@@ -167,7 +169,7 @@ def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, plann
     )
     job = job.calibrated(calibration)
     past = [run for run in _finished(resolved) if run.software == software_of(resolved)] if planning.learning else []
-    job, compared = _with_compile_decided(job, written, steps=described.steps, past=past)
+    job, compared = _with_compile_decided(job, written, _compile_obstacle(resolved), steps=described.steps, past=past)
     if planning.tune:
         compared = _tuned(compared, ready, job, planning)
     plan = make_plan(
@@ -189,14 +191,22 @@ def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, plann
 
 
 def _with_compile_decided(
-    job: RunJob, written: Layout | None, *, steps: int, past: Sequence[FinishedRun]
+    job: RunJob, written: Layout | None, obstacle: str, *, steps: int, past: Sequence[FinishedRun]
 ) -> tuple[RunJob, tuple[PlannedLayout, ...]]:
     """The job without `compile: auto`, and its best layouts."""
     compared = choose_layouts(job, written)
-    if job.workload.compile != "auto":
+    if not job.leaves_compile_open:
         return job, compared
-    job = decided_compile(job, fastest(compared).layout, steps=steps, past=past)
+    job = decided_compile(job, fastest(compared).layout, steps=steps, past=past, obstacle=obstacle)
     return job, choose_layouts(job, written) if job.workload.compile is True else compared
+
+
+def _compile_obstacle(resolved: ResolvedRun) -> str:
+    """What keeps blocks of any model eager in this run; empty where nothing does."""
+    said = resolved.run_file.software
+    if said is not None and said.compiled is False:
+        return "`software.compiled` is false"
+    return "" if resolved.host.builds_kernels else NO_COMPILER
 
 
 def _as_decided(resolved: ResolvedRun, job: RunJob) -> RunFile:
@@ -213,7 +223,7 @@ def _plan_fewer_nodes(
     nodes, so it is searched anew.
     """
     run_file, processes = resolved.run_file, resolved.processes
-    memory = memory_per_rank(resolved.host, processes)
+    memory, obstacle = memory_per_rank(resolved.host, processes), _compile_obstacle(resolved)
     found = []
     for count in range(run_file.job.min_nodes or processes.nodes, processes.nodes):
         ranks = processes.model_copy(update={"nodes": count})
@@ -226,7 +236,7 @@ def _plan_fewer_nodes(
             support=job.support,
         )
         with suppress(LayoutError, EnvironmentProblem):
-            smaller, compared = _with_compile_decided(smaller, None, steps=steps, past=past)
+            smaller, compared = _with_compile_decided(smaller, None, obstacle, steps=steps, past=past)
             layout = fastest(compared).layout
             plan = make_plan(
                 _as_decided(resolved, smaller),

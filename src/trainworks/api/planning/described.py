@@ -112,7 +112,7 @@ def plan_cluster(
         own = own_rows_note((("accelerators", cluster.accelerator.name), ("nodes", node)))
         notes = [price_note, own, weights_note(workload), model.vocabulary_note]
         plan = plan_request(request, measurements, notes)
-        if not isinstance(job, RunJob) or workload.compile != "auto":
+        if not isinstance(job, RunJob) or not job.leaves_compile_open:
             return plan
         decided = decided_compile(job, plan.best[0].layout, steps=model.steps)
         assert decided.compile_choice is not None

@@ -20,6 +20,8 @@ from trainworks.plan.run.trainable import compiled_in_tests
 from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.resolved import CompileChoice
 
+NO_COMPILER = "the machine lacks a C compiler or Python's headers, with which Triton builds kernels"
+
 
 def compile_time(past: Sequence[FinishedRun]) -> tuple[float, str]:
     """Seconds that compiling takes, and where the number is from.
@@ -34,20 +36,23 @@ def compile_time(past: Sequence[FinishedRun]) -> tuple[float, str]:
     return known.value, known.source or ""
 
 
-def decided_compile(job: RunJob, layout: ResolvedLayout, *, steps: int, past: Sequence[FinishedRun] = ()) -> RunJob:
+def decided_compile(
+    job: RunJob, layout: ResolvedLayout, *, steps: int, past: Sequence[FinishedRun] = (), obstacle: str = ""
+) -> RunJob:
     """The job with `compile` as true or false, and the choice beside it. Its best layout is to be searched anew.
 
     Args:
-        job: with `compile: auto` and rates.
+        job: with `compile: auto` and rates, on accelerators.
         layout: the best one with eager blocks.
         steps: optimizer steps of the run.
         past: see `compile_time`.
+        obstacle: of the machine or the run file; empty where there is none, or it is not known yet.
     """
     layouts = layouts_of([layout])
-    obstacle = _obstacle(job)
-    if obstacle is None and not compiled_in_tests(layouts).all():
+    obstacle = _obstacle(job) or obstacle
+    if not obstacle and not compiled_in_tests(layouts).all():
         obstacle = f"no test has compiled blocks under this layout ({layout.describe()})"
-    if obstacle is not None:
+    if obstacle:
         return _with_choice(job, CompileChoice(compiled=False, obstacle=obstacle))
     eager_s, compiled_s = (
         float(_with_choice(job, CompileChoice(compiled=each)).step_times(layouts).total_s[0]) for each in (False, True)
@@ -83,8 +88,6 @@ def _obstacle(job: RunJob) -> str | None:
         "`model.hf`": workload.model.hf is not None,
         f"`architecture: {family}`": family not in (None, "llama"),
     }
-    if job.device == "cpu":
-        return "ranks on processors are not planned with compiled blocks"
     if workload.deterministic:
         return "`deterministic` excludes kernels that are chosen by measuring"
     named = next((name for name, is_used in untested.items() if is_used), None)

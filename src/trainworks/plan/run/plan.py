@@ -274,7 +274,7 @@ def make_measured_plan(
         peak_source="none: the plan of this model is measured, not predicted",
         expected=expected_step(_parts_s(trial.step_time), Belief.of(CALIBRATED_PRIOR)),
         memory=_memory(trial),
-        compile_choice=eager if workload.compile == "auto" else None,
+        compile_choice=eager if workload.compile == "auto" and processes.device != "cpu" else None,
         checkpoint_bytes=trial.checkpoint_bytes,
     )
 

@@ -114,6 +114,11 @@ class RunJob(TrainingJob):
     context_pieces: ClassVar[int] = 1
 
     @property
+    def leaves_compile_open(self) -> bool:
+        """Whether the plan has to decide about `compile: auto`, which is eager on processors."""
+        return self.workload.compile == "auto" and self.device != "cpu"
+
+    @property
     def largest_micro_batch(self) -> int:
         """Samples of one rank that a search tries at most: matrix products of more tokens are not faster."""
         return max(1, _ENOUGH_TOKENS // (self.sequence_length * self.workload.sequences_per_sample))

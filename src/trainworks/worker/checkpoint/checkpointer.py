@@ -24,7 +24,6 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.staging import DefaultStager
 
 from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import EnvironmentProblem, TrainworksError
@@ -52,6 +51,7 @@ from trainworks.worker.checkpoint.memory import Found, MemoryTier
 from trainworks.worker.checkpoint.metadata import UnreadableCheckpointError, WrittenFile
 from trainworks.worker.checkpoint.shards import LoadPlannerOfValues, SavePlannerOfValues, ShardWriter, reader_of
 from trainworks.worker.checkpoint.state import HasState, loadable, staging_options, unchanging, whole_state
+from trainworks.worker.models.torch_versions import reusable_stager
 
 
 class CheckpointOrigin(TypedDict):
@@ -84,7 +84,7 @@ class Checkpointer:
         self._fence = AttemptFence(run_dir.events_file, attempt=attempt, writer=os.getpid())
         self._pending: Future[Any] | None = None
         self._may_complete = threading.Event()
-        self._stager = DefaultStager(staging_options())
+        self._stager = reusable_stager(staging_options())
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-writer")
         self._copied: Future[Any] | None = None
         self._stall_s = 0.0

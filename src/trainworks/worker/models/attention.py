@@ -9,7 +9,6 @@ Shape suffixes: B sequences, T positions, N query heads, K key/value heads, H he
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from trainworks.config.software import PIECE, AttentionTask
+from trainworks.worker.models.torch_versions import grouped_heads
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
@@ -146,9 +146,7 @@ def _varlen(starts: Tensor, longest: int, window: int) -> Varlen:
     from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415  # two seconds of a rank's start
 
     # A window counts the keys before a query's own; -1 is all of them.
-    options: dict[str, Any] = {"window_size": (window - 1, 0)}
-    if "enable_gqa" in inspect.signature(varlen_attn).parameters:
-        options["enable_gqa"] = True
+    options: dict[str, Any] = {"window_size": (window - 1, 0), **grouped_heads(varlen_attn)}
     return Varlen(functools.partial(varlen_attn, **options), starts, longest)
 
 

@@ -18,6 +18,7 @@ from trainworks.config.layout import ResolvedLayout
 from trainworks.errors import LayoutError
 from trainworks.worker.mesh import Mesh
 from trainworks.worker.models.experts import Experts
+from trainworks.worker.models.torch_versions import ALL_GATHER, REDUCE_SCATTER
 from trainworks.worker.timing import Mark, Timeline
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
@@ -166,8 +167,8 @@ def note_collectives(root: nn.Module, timeline: Timeline) -> None:
     """On a CPU every collective of FSDP2 blocks its caller: all of its time is exposed."""
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(_Noted(dist.all_gather_single, timeline))  # type: ignore[arg-type]
-            module.set_custom_reduce_scatter(_Noted(dist.reduce_scatter_single, timeline))  # type: ignore[arg-type]
+            module.set_custom_all_gather(_Noted(ALL_GATHER, timeline))  # type: ignore[arg-type]
+            module.set_custom_reduce_scatter(_Noted(REDUCE_SCATTER, timeline))  # type: ignore[arg-type]
 
 
 class _Noted:
