@@ -162,3 +162,17 @@ def test_the_list_of_benchmarks_names_options_of_the_fit_that_are_there() -> Non
     source = (ROOT / "benchmarks" / "fit_planner.py").read_text(encoding="utf-8")
     options = re.findall(r"--[a-z][a-z-]+", row)
     assert options and all(f'add_argument("{option}"' in source for option in options)
+
+
+def test_adapters_and_offloading_have_their_errors_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Macro averages over sources of rows to which nothing is fitted, without labels."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    accuracy, page = import_module("planner_accuracy"), PAGE.read_text(encoding="utf-8")
+    kinds = accuracy.fine_tuned().kinds
+    for kind, heading in accuracy.FINE_TUNED.items():
+        section = page.partition(heading.strip().splitlines()[0] + "\n")[2].partition("\n### ")[0]
+        printed = re.search(r"\*\*macro average\*\* \| \d+ \| ([0-9.]+) %", section)
+        assert printed is not None
+        assert kinds[kind].macro.mape == pytest.approx(float(printed[1]) / 100, abs=0.005)
+    assert kinds["lora"].macro.mape <= 0.15
+    assert kinds["lora"].rows.coverage >= 0.75
