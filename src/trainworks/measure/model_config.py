@@ -171,7 +171,7 @@ def shape_and_note(workload: Workload) -> tuple[ModelShape, str | None]:
         entries = taken.entries if taken else workload.data.vocabulary or _entries_of(Path(workload.data.tokenizer))
         shape = shape_of_model(workload.model, vocabulary=entries, sequence_length=length)
         check_task(workload, shape)
-        return reward_shape(shape) if workload.trains_reward else shape, taken and taken.note
+        return reward_shape(shape) if workload.trains_reward else shape, taken.note if taken else None
     config = hf_config(workload.model.hf)
     shape = shape_of_hf_config(config | workload.data.sizes)
     check_task(workload, shape)
