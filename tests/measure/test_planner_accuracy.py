@@ -70,7 +70,7 @@ def test_four_of_five_measurements_are_in_their_interval_more_or_less(runs: RunS
 
 @pytest.mark.parametrize("learned", LEARNED)
 def test_a_few_measurements_of_a_cluster_make_its_other_rows_no_worse(runs: RunScore, learned: int) -> None:
-    for group in runs.kinds.values():
+    for group in (runs.kinds["yes"], runs.kinds["moe"]):  # other kinds have no source of ten rows
         after = {source: one for source, one in group.calibrated[learned].sources.items() if one.n >= 10}
         assert mean(errors.mape for errors in after.values()) <= mean(group.sources[source].mape for source in after)
 
