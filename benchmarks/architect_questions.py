@@ -49,9 +49,10 @@ The planner sees the model, the cluster, the batch, the program with its year, a
 the source prints. The rest of the layout is its own choice. After the first answers, some inputs were written more
 completely, without a change to a question or to a published value: the sharding of the states, the program and its
 year, the printed recomputation and micro-batch of three models, the recomputation of GPT-3 175B, whose source counts
-eight FLOPs per parameter and token, and the attention kernel of MosaicML's GPT. GPU hours and days *in all* include
-failures and checkpoints: the interval is from the 10th to the 90th percentile of `trainworks.goodput`. Published hours
-may also hold restarts by hand, evaluation and changes of the recipe, which no plan knows.
+eight FLOPs per parameter and token, the attention kernel of MosaicML's GPT, and Falcon's parallel attention. GPU hours
+and days *in all* include failures and checkpoints: the interval is from the 10th to the 90th percentile of
+`trainworks.goodput`. Published hours may also hold restarts by hand, evaluation and changes of the recipe, which no
+plan knows.
 
 The intervals are estimated from published tables of step times ([accuracy](accuracy.md)), whose authors chose the
 configurations that they show. These questions are about whole runs, and show that the intervals are too narrow for

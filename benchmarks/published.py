@@ -16,7 +16,7 @@ COLLECTIVES = ("collectives", DATA / "collectives.csv")
 LABELS = ("framework", "attention", "compiled", "fp8_recipe")
 """Columns that say what program trained; most were filled by hand for rows whose source names it elsewhere."""
 LEFT_OUT = DATA / "left_out.csv"
-"""Errors on each source after a fit without it; `fit_planner.py --leave-one-source-out --write` writes it."""
+"""Errors on each source after a fit without it; `fit_planner.py --leave-out --write` writes it."""
 
 
 def rows_of(table: tuple[str, Path], *, labels: bool = True) -> list[Row]:

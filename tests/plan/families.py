@@ -20,6 +20,8 @@ VIT |= {"num_attention_heads": 6, "image_size": 32, "patch_size": 8, "num_labels
 EXPERTS = {"num_experts": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
 GLM_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 1}
 LLAMA4 = {"intermediate_size_mlp": 160, "num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 8}
+ERNIE = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 20, "moe_num_shared_experts": 2}
+FALCON_40B = {"new_decoder_architecture": True, "num_kv_heads": 2}
 DEEPSEEK = {
     "num_key_value_heads": 6,
     "n_routed_experts": 8,
@@ -91,6 +93,25 @@ CONFIGS = {
     "deepseek_v3": family("deepseek_v3", **DEEPSEEK),
     "deepseek_v3-biases": family("deepseek_v3", **DEEPSEEK, attention_bias=True),
     "deepseek_v3-all-dense": family("deepseek_v3", **DEEPSEEK | {"first_k_dense_replace": 3}),
+    "qwen2_moe": family("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=30),
+    "qwen2_moe-no-biases": family("qwen2_moe", **EXPERTS, qkv_bias=False, decoder_sparse_step=2),
+    "olmoe": family("olmoe", num_experts=4, num_experts_per_tok=2),
+    "minimax_m2": family("minimax_m2", num_local_experts=4, num_experts_per_tok=2),
+    "ernie4_5_moe": family("ernie4_5_moe", **ERNIE),
+    "ernie4_5_moe-steps": family("ernie4_5_moe", **ERNIE, moe_layer_start_index=0, moe_layer_interval=2),
+    **{kind: family(kind) for kind in ("glm4", "seed_oss", "ernie4_5", "cohere", "cohere2", "phi", "stablelm")},
+    "seed_oss-biases": family("seed_oss", attention_out_bias=True, mlp_bias=True, head_dim=8),
+    "ernie4_5-biases": family("ernie4_5", use_bias=True, head_dim=8),
+    "ministral3": family("ministral3", head_dim=8),
+    "cohere-norms-and-biases": family("cohere", use_qk_norm=True, attention_bias=True),
+    "phi-norms": family("phi", qk_layernorm=True, num_key_value_heads=6),
+    "falcon-one-key-head": family("falcon"),
+    "falcon-two-norms": family("falcon", **FALCON_40B, ffn_hidden_size=70),
+    "falcon-one-norm": family("falcon", **FALCON_40B, num_ln_in_parallel_attn=1),
+    "falcon-in-turn": family("falcon", multi_query=False, parallel_attn=False, bias=True),
+    "stablelm-in-parallel": family("stablelm", use_qkv_bias=True, qk_layernorm=True, use_parallel_residual=True),
+    "starcoder2": family("starcoder2"),
+    "starcoder2-no-biases": family("starcoder2", use_bias=False, tie_word_embeddings=False),
     "gpt2": GPT2,
     "gpt2-untied": GPT2 | {"tie_word_embeddings": False, "n_inner": 70},
     "gpt_neox": family("gpt_neox", num_key_value_heads=6),

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lanes import examples
-from tests.plan.families import CONFIGS, LLAMA4, family
+from tests.plan.families import CONFIGS, DEEPSEEK, EXPERTS, LLAMA4, family
 from tests.plan.jobs import layouts
 from trainworks.catalog.models import preset
 from trainworks.errors import UsageError
@@ -25,16 +25,17 @@ from trainworks.plan.parameters import (
     num_dense_layers,
     num_expert_layers,
     num_parameters,
+    num_sublayers,
     output_parameters,
     resized,
     router_parameters,
     shared_expert_parameters,
 )
-from trainworks.plan.shapes.transformer import shape_of_hf_config
+from trainworks.plan.shapes.transformer import shape_of_hf_config, towers_note
 from trainworks.record.model_shape import ModelShape
 
 MIXTURES = ["mixtral", "qwen3_moe", "qwen3_moe-every-second-layer", "gpt_oss", "deepseek_v2", "deepseek_v3", "glm4_moe"]
-MIXTURES += ["llama4_text", "llama4_text-every-second-layer"]
+MIXTURES += ["qwen2_moe", "olmoe", "minimax_m2", "ernie4_5_moe", "llama4_text", "llama4_text-every-second-layer"]
 
 
 def shape(name: str) -> ModelShape:
@@ -189,10 +190,66 @@ def test_a_text_model_of_gemma_3_has_the_defaults_that_its_published_config_leav
     assert shape_of_hf_config(published) == shape_of_hf_config(whole)
 
 
-def test_a_config_with_other_encoders_says_how_its_text_part_is_planned() -> None:
-    with pytest.raises(UsageError, match="model type `gemma3` cannot be planned yet") as refused:
-        shape_of_hf_config({"model_type": "gemma3", "text_config": preset("gemma3-4b"), "vision_config": {}})
-    assert "`text_config`" in str(refused.value.hint)
+TOWERS = {"gemma3": "gemma3_text", "mistral3": "mistral", "llama4": "llama4_text", "llava": "llama"}
+TOWERS |= {
+    "internvl": "qwen2",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "qwen3_vl": "qwen3_vl_text",
+}
+TOWERS |= {"qwen3_vl_moe": "qwen3_vl_moe_text", "kimi_k25": "deepseek_v3"}
+OF_TOWERS = {"llama4": LLAMA4, "qwen3_vl_moe": EXPERTS, "kimi_k25": DEEPSEEK}
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+@pytest.mark.parametrize("kind", TOWERS)
+def test_of_a_model_with_a_vision_tower_the_text_tower_is_planned(kind: str, tied: bool) -> None:
+    torch = pytest.importorskip("torch", reason="NOT TESTED against PyTorch: needs trainworks[train,test]")
+    transformers = pytest.importorskip(
+        "transformers", reason="NOT TESTED against PyTorch: needs trainworks[train,test]"
+    )
+    changes = {"tie_word_embeddings": tied} | OF_TOWERS.get(kind, {}) | (SECTIONS if "vl" in kind else {})
+    text = family(TOWERS[kind], **changes)
+    config = transformers.AutoConfig.for_model(kind, text_config=text, tie_word_embeddings=tied)
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    routing = [(name, bias) for name, bias in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    named = [*model.named_parameters(), *routing]
+    counted = sum(each.numel() for name, each in named if "language_model" in name or "lm_head" in name)
+    written = {"model_type": kind, "text_config": text, "vision_config": {}, "tie_word_embeddings": tied}
+    assert shape_of_hf_config(written).num_parameters == shape_of_hf_config(config.to_dict()).num_parameters == counted
+    assert "vision" in str(towers_note(config.to_dict()))
+
+
+def test_a_flat_config_of_an_old_file_is_read_too() -> None:
+    """Qwen 2.5 VL was published with the keys of its text tower beside its `vision_config`."""
+    flat = family("qwen2_5_vl", vision_config={"depth": 2})
+    assert shape_of_hf_config(flat) == shape_of_hf_config(family("qwen2"))
+    assert towers_note(flat) is not None
+    assert towers_note(family("qwen2")) is None
+
+
+def test_attention_and_mlp_side_by_side_are_added_once() -> None:
+    sublayers = [num_sublayers(shape(name)) for name in ("falcon-one-key-head", "falcon-in-turn", "cohere", "llama")]
+    assert sublayers == [3, 6, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [("qwen3_next", "linear attention"), ("minimax", "lightning"), ("deepseek_v32", "indexer"), ("mllama", "images")],
+)
+def test_a_common_type_without_formulas_is_refused_with_the_reason(kind: str, why: str) -> None:
+    config = family(kind)
+    if kind == "mllama":
+        config = {"model_type": kind, "text_config": family("mllama_text_model"), "vision_config": {}}
+    with pytest.raises(UsageError, match=f"cannot be planned yet: .*{why}"):
+        shape_of_hf_config(config)
+
+
+def test_an_ernie_with_experts_and_biases_is_refused() -> None:
+    with pytest.raises(UsageError, match="biases of its projections cannot be planned yet"):
+        shape_of_hf_config(CONFIGS["ernie4_5_moe"] | {"use_bias": True})
 
 
 def test_a_config_without_a_dimension_names_it() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +17,10 @@ from trainworks.plan.coefficients import Slowdowns
 from trainworks.plan.layouts import Array
 from trainworks.plan.uncertainty import (
     EXPERTS_PRIOR,
+    KINDS,
     PRIOR,
     RATES,
+    Z80,
     Belief,
     Observation,
     believe,
@@ -215,3 +220,31 @@ def test_a_benchmark_makes_its_rate_surer(rate: str) -> None:
     variances = np.diag(after(Observation(only, 1.0, None)).covariance)
     surer = variances < np.diag(NOTHING.covariance) - 1e-12
     assert surer.tolist() == [name == rate for name in (*RATES, "software")]
+
+
+PLANNING = (Path(__file__).parents[2] / "docs" / "concepts" / "planning.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_deviations_of_the_model() -> None:
+    rows = dict(re.findall(r"^\| ([a-z ]+) \| [^|]+ \| ([0-9.]+ %[^|]*) \|$", PLANNING, re.MULTILINE))
+    names = ("products", "attention", "memory", "host", "links inside", "links outside", "software", "noise")
+    said = [float(rows[name].partition(" %")[0]) for name in names]
+    assert said == pytest.approx([100 * each for each in (*PRIOR.rates, PRIOR.software, PRIOR.noise)])
+    assert rows["noise"].endswith(f"with experts {100 * EXPERTS_PRIOR.noise:.0f} %")
+    assert EXPERTS_PRIOR.software == PRIOR.software
+
+
+def test_the_page_has_what_kinds_of_jobs_add_and_how_wide_an_interval_is() -> None:
+    text = " ".join(PLANNING.split())
+    added = re.search(
+        r"8 bits add ([0-9.]+) %, PyTorch's own parallelism ([0-9.]+) %, 512 accelerators and more ([0-9.]+) % .+ "
+        r"parts without an NVLink switch ([0-9.]+) %\..+ no source has gets ([0-9.]+) %",
+        text,
+    )
+    assert added is not None
+    assert [float(each) for each in added.groups()] == pytest.approx([100 * each for each in KINDS.values()])
+    widths = re.search(r"products alone is predicted within (\d+) %, one of network alone within (\d+) %", text)
+    assert widths is not None
+    for said, rate in zip(widths.groups(), (PRIOR.rates[0], PRIOR.rates[5]), strict=True):
+        spread = math.sqrt(rate**2 + PRIOR.software**2 + PRIOR.noise**2)
+        assert 100 * math.expm1(Z80 * spread) == pytest.approx(float(said), abs=0.5)

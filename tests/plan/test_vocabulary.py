@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -82,3 +84,16 @@ def test_a_plan_of_a_cluster_notes_the_vocabulary_and_counts_its_parameters() ->
     planned = plan(run, on="64x H100")
     assert taken(workload(DENSE_32B)).note in planned.notes
     assert planned.job.shape.num_parameters > 32e9
+
+
+def test_a_plan_of_a_model_with_two_towers_says_that_it_has_one(tmp_path: Path) -> None:
+    text = {key: value for key, value in known_model("qwen2.5-7b").config.items() if key != "model_type"}
+    config = {
+        "model_type": "qwen2_5_vl",
+        "vision_config": {"depth": 32},
+        "text_config": text | {"model_type": "qwen2_5_vl_text"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    planned = plan(parse_run_file(RUN.format(model=f"hf: {tmp_path}", data=""), name="seen.yaml")[0], on="64x H100")
+    assert any(note.startswith("only the text tower is planned: the vision tower") for note in planned.notes)
+    assert planned.job.shape.num_parameters == shape_of_hf_config(known_model("qwen2.5-7b").config).num_parameters

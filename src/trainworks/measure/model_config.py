@@ -21,8 +21,8 @@ from trainworks.measure.calibrate import remembered
 from trainworks.measure.worker_tasks import ask
 from trainworks.plan.parameters import reward_shape
 from trainworks.plan.shapes.conv_net import ConvNetShape, conv_net_of_hf_config
-from trainworks.plan.shapes.presets import Vocabulary, check_task, default_vocabulary
-from trainworks.plan.shapes.transformer import PLANNED_TYPES, shape_of_hf_config, shape_of_model
+from trainworks.plan.shapes.presets import check_task, default_vocabulary
+from trainworks.plan.shapes.transformer import PLANNED_TYPES, shape_of_hf_config, shape_of_model, towers_note
 from trainworks.record.model_shape import ModelShape
 
 _Answer = TypeVar("_Answer", bound=Spec)
@@ -155,11 +155,11 @@ def model_shape(workload: Workload) -> ModelShape:
         UsageError: a sequence is longer than the model has positions for.
         EnvironmentProblem: the config cannot be loaded.
     """
-    return shape_and_vocabulary(workload)[0]
+    return shape_and_note(workload)[0]
 
 
-def shape_and_vocabulary(workload: Workload) -> tuple[ModelShape, Vocabulary | None]:
-    """The shape, and the vocabulary that it takes because the run file has none."""
+def shape_and_note(workload: Workload) -> tuple[ModelShape, str | None]:
+    """The shape, and a sentence on the vocabulary that the run file leaves out, or on a tower that is left out."""
     length = workload.data.sequence_length
     if workload.model.module is not None:
         raise UsageError(
@@ -171,14 +171,15 @@ def shape_and_vocabulary(workload: Workload) -> tuple[ModelShape, Vocabulary | N
         entries = taken.entries if taken else workload.data.vocabulary or _entries_of(Path(workload.data.tokenizer))
         shape = shape_of_model(workload.model, vocabulary=entries, sequence_length=length)
         check_task(workload, shape)
-        return reward_shape(shape) if workload.trains_reward else shape, taken
-    shape = shape_of_hf_config(hf_config(workload.model.hf) | workload.data.sizes)
+        return reward_shape(shape) if workload.trains_reward else shape, taken.note if taken else None
+    config = hf_config(workload.model.hf)
+    shape = shape_of_hf_config(config | workload.data.sizes)
     check_task(workload, shape)
     if length > shape.max_sequence_length:
         raise UsageError(
             f"data.sequence_length ({length}) is longer than the {shape.max_sequence_length} positions of the model"
         )
-    return reward_shape(shape) if workload.trains_reward else shape, None
+    return reward_shape(shape) if workload.trains_reward else shape, towers_note(config)
 
 
 def conv_net(workload: Workload) -> ConvNetShape | None:

@@ -153,6 +153,8 @@ def num_sublayers(shape: ModelShape) -> int:
     """
     if (diffusion := shape.diffusion) is not None:
         return 2 * shape.layers + diffusion.cross_layers - diffusion.single_layers
+    if shape.parallel:
+        return shape.layers
     mixers = num_attention_layers(shape) + (shape.state_space.layers if shape.state_space else 0)
     return min(shape.layers, mixers) + _num_mlp_layers(shape)
 

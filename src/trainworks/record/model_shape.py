@@ -134,6 +134,8 @@ class ModelShape(Spec):
     """Layers of a model with experts that have a dense MLP instead."""
     interleaved: bool = False
     """The dense layers stand between those with experts, as in Llama 4 Maverick; else they come first."""
+    parallel: bool = False
+    """Attention and MLP of a layer stand side by side, and their outputs are added at once, as in Falcon."""
     latent: LatentAttention | None = None
     """Ranks of multi-head latent attention; None for MHA and GQA."""
     state_space: StateSpace | None = None

@@ -23,7 +23,7 @@ from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.jobs.described_nodes import described_part
-from trainworks.measure.model_config import conv_net, shape_and_vocabulary
+from trainworks.measure.model_config import conv_net, shape_and_note
 from trainworks.plan.cluster.layout import check_against
 from trainworks.plan.cluster.learning import belief_from
 from trainworks.plan.cluster.plan import ClusterPlan, plan_request
@@ -110,7 +110,7 @@ def plan_cluster(
         )
         node = None if cluster.node is None else cluster.node.name
         own = own_rows_note((("accelerators", cluster.accelerator.name), ("nodes", node)))
-        notes = [price_note, own, weights_note(workload), model.vocabulary_note]
+        notes = [price_note, own, weights_note(workload), model.shape_note]
         plan = plan_request(request, measurements, notes)
         if not isinstance(job, RunJob) or not job.leaves_compile_open:
             return plan
@@ -252,8 +252,8 @@ class PlannedModel:
     software: Software
     is_ours: bool = False
     """Whether Trainworks trains it: a fine-tuning, or a language model on a scheduler that the run file names."""
-    vocabulary_note: str | None = None
-    """The vocabulary that the run file leaves out and the plan takes; None where it is given."""
+    shape_note: str | None = None
+    """The vocabulary that the run file leaves out and the plan takes, or a tower that the plan leaves out."""
     adapter: Adapter | None = None
     """The run file names its settings, or the folder that it continues from has them."""
 
@@ -297,8 +297,7 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
     if workload.model.preset is None and (network := conv_net(workload)) is not None:
         return PlannedModel(network, 1, steps, software)
     if workload.model.preset is None:
-        shape, taken = shape_and_vocabulary(workload)
-        note = None if taken is None else taken.note
+        shape, note = shape_and_note(workload)
         length = shape.max_sequence_length if shape.patch_values else workload.data.sequence_length
         return PlannedModel(shape, length, steps, software, is_ours, note, adapter)
     published, length = published_shape(workload, workload.model.preset, source)

@@ -46,7 +46,8 @@ def _check(job: HandedJob) -> None:
     layout, shape = job.layout, job.shape
     check_language_model(_PROGRAM, job)
     check_common(_PROGRAM, job, precisions=("bf16", "fp16", "fp32", "fp8", "fp4"), optimizers=("adamw", "lion", "sgd"))
-    if shape.latent or shape.window or shape.dense_layers or shape.shared_feed_forward or not _attention(job):
+    unlike = shape.latent or shape.window or shape.dense_layers or shape.shared_feed_forward or shape.parallel
+    if unlike or not _attention(job):
         refuse(
             _PROGRAM,
             "the plan does not have every dimension of this model's attention and experts",

@@ -14,6 +14,7 @@ from trainworks.config.finetune import Adapter
 from trainworks.errors import UsageError
 from trainworks.plan import parameters
 from trainworks.plan.activations import activation_bytes, element_bytes
+from trainworks.plan.compute import DeviceRates, traffic_s, with_launches
 from trainworks.plan.flops import attention_flops_per_token, layers_matmul_parameters, model_flops_per_token
 from trainworks.plan.job import StepTimes
 from trainworks.plan.layouts import Array, Layouts, Recompute
@@ -26,6 +27,14 @@ _NF4_BYTES = 0.5 + 4 / 64
 _MAGNITUDE_PASSES = {2: (12.0, 34.0), 4: (8.0, 24.0)}
 """Bytes that magnitudes move per output in forward and backward, by the bytes of an activation, of which they make
 fp32. Count: z, gain and cast in forward, the gradients of both in backward. Of eager torch, not measured on a GPU."""
+_UNPACKED_BYTES = {2: 39.0, 4: 33.0}
+"""Bytes that eager torch moves per weight that it takes out of 4 bits, by the bytes of the result. Count, of
+`worker.models.nf4`: both halves of a byte 2, their stack 2, whole numbers of 64 bits 9, look-up 12, scale 8, cast 6."""
+_UNPACKING_KERNELS = 7
+"""Count: the same operations."""
+_STACK_BYTES = 2.0
+"""Beside a weight in 4 bits and the result, in compiled code. Count: Inductor has two kernels, and the second reads the
+stack that the first writes."""
 _BY_INPUTS = ("o_proj", "down_proj", "c_proj")
 """Layers that tp cuts by inputs: each rank has all of their outputs."""
 
@@ -100,11 +109,17 @@ def adapted_memories(
 
 
 def adapted_states(
-    shape: ModelShape, layouts: Layouts, adapter: Adapter, *, precision: str, moment_bytes: float = 8.0
+    shape: ModelShape,
+    layouts: Layouts,
+    adapter: Adapter,
+    *,
+    precision: str,
+    moment_bytes: float = 8.0,
+    shares_codes: bool = False,
 ) -> dict[str, Array]:
     """Memory of weights, gradients and optimizer with a frozen base.
 
-    weights     b N / s + 4 P / s, where b is 4, 2 in bf16, and 0.56 in 4 bits, which are not shared
+    weights     b N / s + 4 P / s, where b is 4, 2 in bf16, and 0.56 in 4 bits, shared only if the program does so
     gradients   4 P, / s with zero 2 and 3
     optimizer   m P / s, where m is 8 with AdamW; nothing where the host holds its states
 
@@ -118,13 +133,13 @@ def adapted_states(
         return np.where(layouts.zero >= stage, shards, 1.0)
 
     return {
-        "weights_bytes": _base_bytes(shape, adapter, precision, layouts) + 4 * trained / shared(3),
+        "weights_bytes": _base_bytes(shape, adapter, precision, layouts, shares_codes) + 4 * trained / shared(3),
         "gradients_bytes": 4 * trained / shared(2),
         "optimizer_bytes": np.where(layouts.offload_optimizer > 0, 0.0, moment_bytes * trained / shared(1)),
     }
 
 
-def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: Layouts) -> Array:
+def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: Layouts, shares_codes: bool) -> Array:
     in_16_bits = adapter.base == "bf16" or (adapter.base in ("auto", "nf4") and precision == "bf16")
     per_weight = 2.0 if in_16_bits else 4.0
     ranks = layouts.dp_shard * layouts.cp
@@ -132,12 +147,34 @@ def _base_bytes(shape: ModelShape, adapter: Adapter, precision: str, layouts: La
         np.where(layouts.zero >= 3, np.maximum(1.0, each), 1.0) for each in (ranks, ranks * layouts.tp / layouts.ep)
     )
     routed = parameters.num_expert_layers(shape) * shape.experts * parameters.expert_parameters(shape)
-    dense, in_4_bits = shape.num_parameters - routed, 0
-    if adapter.base == "nf4":
-        in_4_bits = dense - parameters.embedding_parameters(shape) - parameters.output_parameters(shape)
+    dense, in_4_bits = shape.num_parameters - routed, _weights_in_4_bits(shape, adapter)
     experts: Array = per_weight * routed / layouts.ep / expert_shards
-    others = (per_weight * (dense - in_4_bits) / shards + _NF4_BYTES * in_4_bits) / layouts.tp
+    codes = _NF4_BYTES * in_4_bits / (shards if shares_codes else 1.0)
+    others = (per_weight * (dense - in_4_bits) / shards + codes) / layouts.tp
     return (others + experts) / layouts.pp
+
+
+def _weights_in_4_bits(shape: ModelShape, adapter: Adapter) -> int:
+    """Weights of the blocks but their routed experts; 0 unless the base is in 4 bits."""
+    routed = parameters.num_expert_layers(shape) * shape.experts * parameters.expert_parameters(shape)
+    ends = parameters.embedding_parameters(shape) + parameters.output_parameters(shape)
+    return (shape.num_parameters - routed - ends) * (adapter.base == "nf4")
+
+
+def _unpacking_s(
+    shape: ModelShape, layouts: Layouts, adapter: Adapter, *, precision: str, device: DeviceRates, fused: bool
+) -> Array:
+    """Seconds of a step in which one pass over all blocks takes its weights out of 4 bits, for every micro-batch.
+
+    Compiled code has two kernels for each matrix, eager torch `_UNPACKING_KERNELS`.
+    """
+    width = element_bytes(precision)
+    matrices = shape.layers * len(parameters.attention_sizes(shape) | parameters.mlp_sizes(shape))
+    compiled, eager = (_NF4_BYTES + _STACK_BYTES + width, 2), (_UNPACKED_BYTES[width], _UNPACKING_KERNELS)
+    num_bytes, kernels = compiled if fused else eager
+    weights = layouts.accum * _weights_in_4_bits(shape, adapter) / (layouts.tp * layouts.pp)
+    launched = layouts.accum * matrices * kernels / layouts.pp * (adapter.base == "nf4")
+    return with_launches(traffic_s(num_bytes * weights, device), launched, device)
 
 
 def _scaled_values(shape: ModelShape, layouts: Layouts, adapter: Adapter, length: int) -> Array:
@@ -157,7 +194,9 @@ def adapted_times(
     *,
     length: int,
     precision: str,
-    memory_bytes_per_s: float,
+    device: DeviceRates,
+    fused: bool,
+    shares_codes: bool = False,
 ) -> StepTimes:
     """Time with a frozen base.
 
@@ -165,8 +204,10 @@ def adapted_times(
     backward    of each product the gradient of its input alone: half; attention in full; + 3 P / 2 N_l for adapters
     DoRA        norms: products as of r more tokens in each micro-batch; `_MAGNITUDE_PASSES`; with dropout all products
                 of adapted layers once more
+    4 bits      each use of a weight takes it out: forward, forward again, and backward; `fused`: compiled
     head        two of three products
-    dp          gradients of P instead of N; with zero 3 the weights are gathered as before
+    dp          gradients of P instead of N; with zero 3 the weights are gathered as before, those in 4 bits as such,
+                or not at all where every rank has all of them
     optimizer   P of N
     waiting     bubble and stragglers in proportion to the work
     """
@@ -176,11 +217,15 @@ def adapted_times(
     extra = share * trained / max(1, layers_matmul_parameters(shape))
     moved = trained / shape.num_parameters
     weights, gradients = 2.0 * element_bytes(precision), 4.0
-    sharded = (weights + gradients * moved) / (weights + gradients)
+    packed = _weights_in_4_bits(shape, adapter) / shape.num_parameters
+    gathered = 1 - packed * (1 - shares_codes * _NF4_BYTES / element_bytes(precision))
+    sharded = (weights * gathered + gradients * moved) / (weights + gradients)
     again = share * (adapter.use_dora and adapter.dropout > 0)
     norms = again + share * adapter.use_dora * adapter.rank / (layouts.micro_batch * length / layouts.cp)
     scaled = layouts.accum * shape.layers / layouts.pp * _scaled_values(shape, layouts, adapter, length)
-    passes_s = [scaled * num_bytes / memory_bytes_per_s for num_bytes in _MAGNITUDE_PASSES[element_bytes(precision)]]
+    unpacking_s = _unpacking_s(shape, layouts, adapter, precision=precision, device=device, fused=fused)
+    magnitudes = _MAGNITUDE_PASSES[element_bytes(precision)]
+    passes_s = [traffic_s(scaled * num_bytes, device) + unpacking_s for num_bytes in magnitudes]
     repeats = times.recompute_s / times.forward_s
     changed = replace(
         times,

@@ -224,7 +224,8 @@ class RunJob(TrainingJob):
                 adapter,
                 length=self.sequence_length,
                 precision=precision,
-                memory_bytes_per_s=self.rates(coefficients).device.memory_bytes_per_s,
+                device=self.rates(coefficients).device,
+                fused=self.software.fuses(experts=bool(self.shape.experts)),
             )
         if self.workload.trains_reward:
             times = replace(times, head_s=np.zeros(len(layouts)))
@@ -386,12 +387,14 @@ class AdaptedJob(TrainingJob):
             self.adapter,
             length=self.sequence_length,
             precision=self.precision,
-            memory_bytes_per_s=self.rates(coefficients).device.memory_bytes_per_s,
+            device=self.rates(coefficients).device,
+            fused=True,  # torchtune compiles it, and bitsandbytes has a kernel for it
+            shares_codes=True,
         )
 
     def memories(self, layouts: Layouts) -> Memories:
         """Peak memory of the fullest rank of every layout."""
-        states = adapters.adapted_states(self.shape, layouts, self.adapter, precision=self.precision)
+        states = adapters.adapted_states(self.shape, layouts, self.adapter, precision=self.precision, shares_codes=True)
         return TrainingJob.memories(self, layouts).with_terms(**states)
 
     @property

@@ -1,7 +1,7 @@
 """A transformer's shape, from bare dimensions or a Hugging Face config; `parameters` and `flops` say what it costs.
 
-First the decoders with RMS norms and a gated MLP, dense or with experts; then GPT and its like, and encoders of text
-and images, with layer norms and a plain MLP.
+Here are GPT and its like, and encoders of text and images, with layer norms and mostly a plain MLP; the other decoders
+are in `hf_config`.
 
 Symbols: those of `parameters`.
 """
@@ -13,194 +13,11 @@ from typing import Any
 
 from trainworks.config.model import Model
 from trainworks.errors import UsageError
+from trainworks.plan.shapes import hf_config
 from trainworks.plan.shapes.diffusion import diffusers_dit, dit, flux, stable_diffusion_3, wan
 from trainworks.plan.shapes.hf_config import Config, attention_biases, completed, decoder, optional, whole, window
 from trainworks.plan.shapes.hybrids import bamba, falcon_h1, granite_hybrid, nemotron_h
-from trainworks.record.model_shape import LatentAttention, ModelShape, SmallParameters
-
-
-def _with_rms_norms(
-    dimensions: Mapping[str, Any], *, norms: int = 2, query_key_norms: int = 0, biases: int = 0, **small: int
-) -> ModelShape:
-    """RMS norms of h in every layer and one outside, those of queries and keys of d each, and the biases of a layer."""
-    hidden = dimensions["hidden"]
-    layer = norms * hidden + query_key_norms * dimensions["head_dim"] + biases
-    return completed(**dimensions, small=SmallParameters(layer=layer, model=hidden, **small))
-
-
-def _biases(config: Config, dimensions: Mapping[str, int], *, default: bool = False, output: bool = True) -> int:
-    """Biases of the projections of the attention, if the config has them."""
-    return attention_biases(dimensions, output=output) if config.get("attention_bias", default) else 0
-
-
-def _experts(config: Config, width: int, *, dense: int = 0, default: tuple[int, int] | None = None) -> dict[str, int]:
-    """Experts of a width under their most common keys; the shared ones are as wide as the routed ones."""
-    count, per_token = default or (None, None)
-    return {
-        "experts": whole(config, "num_experts", "n_routed_experts", "num_local_experts", default=count),
-        "experts_per_token": whole(config, "num_experts_per_tok", "experts_per_token", default=per_token),
-        "expert_feed_forward": width,
-        "expert_groups": optional(config, "n_group", 1),
-        "groups_per_token": optional(config, "topk_group", 1),
-        "further_tokens": optional(config, "num_nextn_predict_layers", 0),
-        "shared_feed_forward": width * optional(config, "n_shared_experts", 0),
-        "dense_layers": dense,
-    }
-
-
-def llama(config: Config) -> ModelShape:
-    """RMS norms 2 h; biases of all projections if `attention_bias`, of the MLP 2 f + h if `mlp_bias`."""
-    dimensions = decoder(config)
-    mlp = 2 * dimensions["feed_forward"] + dimensions["hidden"] if config.get("mlp_bias") else 0
-    return _with_rms_norms(dimensions, biases=_biases(config, dimensions), dense_mlp=mlp)
-
-
-def smollm3(config: Config) -> ModelShape:
-    """A llama whose embeddings are tied by default."""
-    return llama({"tie_word_embeddings": True} | dict(config))
-
-
-def mistral(config: Config) -> ModelShape:
-    """A llama whose layers may all have a sliding window."""
-    return _with_rms_norms(decoder(config) | window(config))
-
-
-def qwen2(config: Config) -> ModelShape:
-    """Queries, keys and values have biases: (H + 2 K) d."""
-    dimensions = decoder(config)
-    return _with_rms_norms(dimensions, biases=attention_biases(dimensions, output=False))
-
-
-def glm(config: Config) -> ModelShape:
-    """A qwen2 whose biases `attention_bias` may switch off; heads are 128 wide by default."""
-    dimensions = decoder(config, head_dim=128)
-    return _with_rms_norms(dimensions, biases=_biases(config, dimensions, default=True, output=False))
-
-
-def qwen3(config: Config) -> ModelShape:
-    """Queries and keys have a norm of d each; heads are 128 wide by default."""
-    dimensions = decoder(config, head_dim=128)
-    return _with_rms_norms(dimensions, query_key_norms=2, biases=_biases(config, dimensions))
-
-
-def qwen3_moe(config: Config) -> ModelShape:
-    """Experts in every `decoder_sparse_step`-th layer that is not in `mlp_only_layers`."""
-    dimensions = decoder(config)
-    step, skipped = optional(config, "decoder_sparse_step", 1), set(config.get("mlp_only_layers") or ())
-    sparse = sum(layer not in skipped and (layer + 1) % step == 0 for layer in range(dimensions["layers"]))
-    dimensions |= _experts(config, whole(config, "moe_intermediate_size"), dense=dimensions["layers"] - sparse)
-    dimensions["interleaved"] = step > 1
-    return _with_rms_norms(dimensions, query_key_norms=2, biases=_biases(config, dimensions))
-
-
-def glm4_moe(config: Config) -> ModelShape:
-    """Experts with a routing bias in all but the first layers; queries and keys have a norm if `use_qk_norm`."""
-    dense = whole(config, "first_k_dense_replace", default=1)
-    dimensions = decoder(config) | _experts(config, whole(config, "moe_intermediate_size"), dense=dense)
-    biases, norms = _biases(config, dimensions, output=False), 2 if config.get("use_qk_norm") else 0
-    return _with_rms_norms(dimensions, query_key_norms=norms, biases=biases, router=dimensions["experts"])
-
-
-def llama4(config: Config) -> ModelShape:
-    """Experts and a shared one in every n-th layer; all but every fourth layer attend within chunks."""
-    dimensions, width = decoder(config, width_key="intermediate_size_mlp"), whole(config, "intermediate_size")
-    every = dimensions["layers"] // optional(config, "interleave_moe_layer_step", 1)
-    dense = dimensions["layers"] - (every if config.get("moe_layers") is None else len(config["moe_layers"]))
-    dimensions |= window(config, full_every=optional(config, "no_rope_layer_interval", 4))
-    dimensions |= _experts(config, width, dense=dense) | {"shared_feed_forward": width}
-    dimensions |= {"interleaved": dense > 0, "chunked": True}
-    return _with_rms_norms(dimensions, biases=_biases(config, dimensions))
-
-
-def arctic(config: Config) -> ModelShape:
-    """A dense MLP of width h and a norm stand beside the experts of every layer, as a shared expert would."""
-    if not config.get("use_residual") or config.get("moe_layer_frequency") != 1:
-        raise UsageError("an Arctic without a dense MLP beside the experts of every layer cannot be planned yet")
-    dimensions = decoder(config)
-    dimensions |= _experts(config, dimensions["feed_forward"]) | {"shared_feed_forward": dimensions["hidden"]}
-    return _with_rms_norms(dimensions, norms=3)
-
-
-def olmo2(config: Config) -> ModelShape:
-    """Norms follow attention and MLP; queries and keys have a norm over all heads: (H + K) d."""
-    return _olmo_with(config, decoder(config))
-
-
-def olmo3(config: Config) -> ModelShape:
-    """An olmo2 in which all but every fourth layer have a window."""
-    return _olmo_with(config, decoder(config) | window(config, full_every=4))
-
-
-def _olmo_with(config: Config, dimensions: Mapping[str, int]) -> ModelShape:
-    normed = dimensions["heads"] + dimensions["kv_heads"]
-    return _with_rms_norms(dimensions, query_key_norms=normed, biases=_biases(config, dimensions))
-
-
-def mixtral(config: Config) -> ModelShape:
-    """A mistral with experts in every layer, as wide as `intermediate_size`."""
-    dimensions = decoder(config) | window(config)
-    return _with_rms_norms(dimensions | _experts(config, dimensions["feed_forward"], default=(8, 2)))
-
-
-def gpt_oss(config: Config) -> ModelShape:
-    """Biases everywhere, a sink per head, and a window in every second layer."""
-    dimensions = decoder(config, head_dim=64) | window(config, full_every=2)
-    hidden, width = dimensions["hidden"], dimensions["feed_forward"]
-    dimensions |= _experts(config, width, default=(128, 4))
-    biases = dimensions["heads"] + _biases(config, dimensions, default=True)
-    return _with_rms_norms(dimensions, biases=biases, expert=2 * width + hidden, router=dimensions["experts"])
-
-
-def gemma(config: Config) -> ModelShape:
-    """A llama with wide heads and tied embeddings."""
-    dimensions = decoder(config, head_dim=256, tied=True)
-    return _with_rms_norms(dimensions, biases=_biases(config, dimensions))
-
-
-def gemma2(config: Config) -> ModelShape:
-    """Every second layer sees all; the others have a window."""
-    dimensions = decoder(config, head_dim=256, tied=True) | window(config, full_every=2)
-    return _with_rms_norms(dimensions, norms=4, biases=_biases(config, dimensions))
-
-
-def gemma3(config: Config) -> ModelShape:
-    """Every sixth layer sees all; queries and keys have a norm of d each. Published configs leave out defaults."""
-    config = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4} | dict(config)
-    config = {"max_position_embeddings": 131072} | config
-    dimensions = decoder(config, head_dim=256, tied=True) | window(config, full_every=6)
-    return _with_rms_norms(dimensions, norms=4, query_key_norms=2, biases=_biases(config, dimensions))
-
-
-def deepseek_v2(config: Config) -> ModelShape:
-    """Latent attention and experts in all but the first `first_k_dense_replace` layers."""
-    return _deepseek(config, dense_layers=0, routing_bias=False)
-
-
-def deepseek_v3(config: Config) -> ModelShape:
-    """The same with a routing bias; Kimi K2 is one too."""
-    return _deepseek(config, dense_layers=3, routing_bias=True)
-
-
-def _deepseek(config: Config, *, dense_layers: int, routing_bias: bool) -> ModelShape:
-    """Latent attention, shared experts, dense first layers, and in V3 a routing bias of E that balances the load.
-
-    Layers that predict further tokens (`num_nextn_predict_layers`) take time, and are not counted as parameters.
-    """
-    latent = LatentAttention(
-        query_rank=optional(config, "q_lora_rank", 0) if "q_lora_rank" in config else 1536,
-        kv_rank=whole(config, "kv_lora_rank", default=512),
-        rope_head_dim=whole(config, "qk_rope_head_dim", default=64),
-        nope_head_dim=whole(config, "qk_nope_head_dim", default=128),
-        value_head_dim=whole(config, "v_head_dim", default=128),
-    )
-    dense = whole(config, "first_k_dense_replace", default=dense_layers)
-    dimensions = decoder(config) | _experts(config, whole(config, "moe_intermediate_size"), dense=dense)
-    dimensions["head_dim"] = latent.nope_head_dim + latent.rope_head_dim
-    hidden, dimensions["kv_heads"] = dimensions["hidden"], dimensions["heads"]
-    norms = latent.query_rank + latent.kv_rank
-    biases = norms + latent.rope_head_dim + hidden if config.get("attention_bias") else 0  # down-projections and output
-    router = dimensions["experts"] if routing_bias else 0
-    return _with_rms_norms(dimensions | {"latent": latent}, biases=norms + biases, router=router)
+from trainworks.record.model_shape import ModelShape, SmallParameters
 
 
 def gpt2(config: Config, *, learned_positions: bool = True) -> ModelShape:
@@ -244,6 +61,50 @@ def gpt_neox(config: Config) -> ModelShape:
     dimensions = decoder(config) | {"gated_mlp": False}
     biases = bool(config.get("attention_bias", True))
     return _plain(dimensions, qkv_bias=biases, output_bias=biases)
+
+
+def phi(config: Config) -> ModelShape:
+    """Attention and MLP side by side, biases everywhere, and of the output V; Phi-1 to 2."""
+    dimensions = decoder(config) | {"gated_mlp": False, "parallel": True}
+    normed = 4 * dimensions["head_dim"] if config.get("qk_layernorm") else 0
+    return _plain(dimensions, norms=1, layer=normed, outside=dimensions["vocabulary"])
+
+
+def falcon(config: Config) -> ModelShape:
+    """Attention and a plain MLP side by side, behind one norm, in larger ones two; one key head, or as many as named.
+
+    `parallel_attn: false` puts them one after the other.
+    """
+    is_new, hidden = bool(config.get("new_decoder_architecture")), whole(config, "hidden_size")
+    keys = whole(config, "num_attention_heads") if is_new or not config.get("multi_query", True) else 1
+    keys = optional(config, "num_kv_heads", keys) if is_new or keys > 1 else keys
+    named = {"num_key_value_heads": keys, "intermediate_size": optional(config, "ffn_hidden_size", 4 * hidden)}
+    parallel = bool(config.get("parallel_attn", True))
+    dimensions = decoder({**config, **named}, tied=True) | {"gated_mlp": False, "parallel": parallel}
+    norms = optional(config, "num_ln_in_parallel_attn", 1 + is_new) if parallel else 2
+    biases = bool(config.get("bias"))
+    return _plain(dimensions, norms=norms, qkv_bias=biases, output_bias=biases, mlp_bias=biases)
+
+
+def stablelm(config: Config) -> ModelShape:
+    """Layer norms and a gated MLP; with `qk_layernorm` a norm of d per head."""
+    dimensions = decoder(config) | {"parallel": bool(config.get("use_parallel_residual"))}
+    normed = dimensions["heads"] + dimensions["kv_heads"] if config.get("qk_layernorm") else 0
+    return _plain(
+        dimensions,
+        norms=1 if dimensions["parallel"] else 2,
+        qkv_bias=bool(config.get("use_qkv_bias")),
+        output_bias=False,
+        mlp_bias=False,
+        layer=normed * dimensions["head_dim"],
+    )
+
+
+def starcoder2(config: Config) -> ModelShape:
+    """A plain MLP, biases everywhere unless `use_bias` is off, and perhaps a window in all layers."""
+    dimensions = decoder(config, tied=True) | {"gated_mlp": False} | window(config)
+    biases = bool(config.get("use_bias", True))
+    return _plain(dimensions, qkv_bias=biases, output_bias=biases, mlp_bias=biases)
 
 
 def nemotron(config: Config) -> ModelShape:
@@ -300,13 +161,14 @@ def _image_classifier(
 def _plain(
     dimensions: dict[str, int],
     *,
+    norms: int = 2,
     qkv_bias: bool = True,
     output_bias: bool = True,
     mlp_bias: bool = True,
     layer: int = 0,
     outside: int = 0,
 ) -> ModelShape:
-    """Layer norms of 2 h (two per layer, one outside), biases of attention (H + 2 K) d + h and of the MLP f + h,
+    """Layer norms of 2 h (`norms` per layer, one outside), biases of attention (H + 2 K) d + h and of the MLP f + h,
     with a gate 2 f + h.
     """
     hidden, heads = dimensions["hidden"], dimensions["heads"]
@@ -314,7 +176,7 @@ def _plain(
     qkv = attention_biases(dimensions, output=False) if qkv_bias else 0
     output = hidden if output_bias else 0
     small = SmallParameters(
-        layer=4 * hidden + qkv + output + layer,
+        layer=2 * norms * hidden + qkv + output + layer,
         dense_mlp=(1 + dimensions["gated_mlp"]) * dimensions["feed_forward"] + hidden if mlp_bias else 0,
         model=2 * hidden + outside,
     )
@@ -323,28 +185,42 @@ def _plain(
 
 _GATED = ("llama", "mistral", "qwen2", "qwen3", "mixtral")
 _READERS: dict[str, Callable[[Config], ModelShape]] = {
-    "llama": llama,
-    "mistral": mistral,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "qwen3_moe": qwen3_moe,
-    "mixtral": mixtral,
-    "arctic": arctic,
-    "llama4_text": llama4,
-    "glm": glm,
-    "glm4_moe": glm4_moe,
-    "deepseek_v2": deepseek_v2,
-    "deepseek_v3": deepseek_v3,
-    "kimi_k2": deepseek_v3,
-    "gpt_oss": gpt_oss,
-    "gemma": gemma,
-    "gemma2": gemma2,
-    "gemma3_text": gemma3,
-    "olmo2": olmo2,
-    "olmo3": olmo3,
-    "phi3": mistral,
-    "smollm3": smollm3,
-    "granite": llama,
+    "llama": hf_config.llama,
+    "mistral": hf_config.mistral,
+    "qwen2": hf_config.qwen2,
+    "qwen3": hf_config.qwen3,
+    "qwen2_moe": hf_config.qwen2_moe,
+    "qwen3_moe": hf_config.qwen3_moe,
+    "olmoe": hf_config.olmoe,
+    "minimax_m2": hf_config.minimax_m2,
+    "ernie4_5_moe": hf_config.ernie4_5_moe,
+    "mixtral": hf_config.mixtral,
+    "arctic": hf_config.arctic,
+    "llama4_text": hf_config.llama4,
+    "glm": hf_config.glm,
+    "glm4_moe": hf_config.glm4_moe,
+    "deepseek_v2": hf_config.deepseek_v2,
+    "deepseek_v3": hf_config.deepseek_v3,
+    "kimi_k2": hf_config.deepseek_v3,
+    "gpt_oss": hf_config.gpt_oss,
+    "gemma": hf_config.gemma,
+    "gemma2": hf_config.gemma2,
+    "gemma3_text": hf_config.gemma3,
+    "olmo2": hf_config.olmo2,
+    "olmo3": hf_config.olmo3,
+    "phi3": hf_config.mistral,
+    "smollm3": hf_config.smollm3,
+    "granite": hf_config.llama,
+    "glm4": hf_config.glm4,
+    "seed_oss": hf_config.seed_oss,
+    "ernie4_5": hf_config.ernie4_5,
+    "ministral3": hf_config.mistral,
+    "cohere": hf_config.cohere,
+    "cohere2": hf_config.cohere2,
+    "phi": phi,
+    "falcon": falcon,
+    "stablelm": stablelm,
+    "starcoder2": starcoder2,
     "gpt2": gpt2,
     "gpt_neox": gpt_neox,
     "opt": opt,
@@ -366,8 +242,32 @@ _READERS: dict[str, Callable[[Config], ModelShape]] = {
 """Readers of Hugging Face configs by `model_type`, and of diffusers' by `_class_name`."""
 DIFFUSION_TYPES = frozenset(name for name in _READERS if "Transformer" in name or name == "DiT")
 _HYBRIDS = {"nemotron_h", "bamba", "granitemoehybrid", "falcon_h1"}
-PLANNED_TYPES = frozenset(_READERS) - {"arctic", "glm4_moe", "llama4_text"} - _HYBRIDS - DIFFUSION_TYPES
-"""Types with formulas for ranks at hand; `transformers` computes the experts of the others in a way of its own."""
+_MIXTURES = {"arctic", "glm4_moe", "llama4_text", "qwen2_moe", "olmoe", "minimax_m2", "ernie4_5_moe"}
+_DENSE = {"glm4", "seed_oss", "ernie4_5", "ministral3", "cohere", "cohere2", "phi", "falcon", "stablelm", "starcoder2"}
+PLANNED_TYPES = frozenset(_READERS) - _MIXTURES - _DENSE - _HYBRIDS - DIFFUSION_TYPES
+"""Types with formulas for ranks at hand; the others are measured there as `transformers` computes them."""
+_TEXT_TOWERS = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"), "qwen2"),
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+}
+"""What the text tower of a model of text and images is, where it has a type of its own."""
+_REFUSED = {
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "kimi_linear"),
+        "its linear attention (gated delta rule) has no formula of time and memory here",
+    ),
+    "minimax": "its lightning attention, in every second layer, has no formula of time and memory here",
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa"),
+        "no formula says what its indexer, which chooses the tokens that are attended to, costs in training",
+    ),
+    "mllama_text_model": "its cross-attention to images has no formula here",
+    **dict.fromkeys(
+        ("gemma3n_text", "gemma4_text"), "its embeddings per layer and shared keys and values have no formula here"
+    ),
+}
+"""Why a common type is refused."""
 
 
 def shape_of_model(model: Model, *, vocabulary: int, sequence_length: int) -> ModelShape:
@@ -400,14 +300,34 @@ def shape_of_model(model: Model, *, vocabulary: int, sequence_length: int) -> Mo
 
 
 def shape_of_hf_config(config: Mapping[str, Any]) -> ModelShape:
-    """The shape in a Hugging Face config.json, parameters exact to the last weight.
+    """The shape in a Hugging Face config.json, parameters exact to the last weight; of several towers that of the text.
 
     Raises:
         UsageError: the architecture is not one that can be planned, or a dimension is missing.
     """
+    config = _text_tower(config)
     kind = config.get("model_type", config.get("_class_name"))
+    kind = _TEXT_TOWERS.get(str(kind), kind)
     if not isinstance(kind, str) or kind not in _READERS:
-        hint = "its `text_config`, saved as the config.json of a folder, is planned without the other encoders"
-        hint = hint if "text_config" in config else f"known types: {', '.join(_READERS)}"
-        raise UsageError(f"model type `{kind}` cannot be planned yet", hint=hint)
+        why = f": {_REFUSED[str(kind)]}" if str(kind) in _REFUSED else ""
+        raise UsageError(f"model type `{kind}` cannot be planned yet{why}", hint=f"known types: {', '.join(_READERS)}")
     return _READERS[kind]({**config, "model_type": kind})
+
+
+def _text_tower(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What of a config is about text; whether its embeddings are tied, the whole says first."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return config
+    tied = config.get("tie_word_embeddings")
+    said = {key: value for key, value in text.items() if value is not None}
+    return said if tied is None else said | {"tie_word_embeddings": tied}
+
+
+def towers_note(config: Mapping[str, Any]) -> str | None:
+    """What of a config with several towers is not planned; None for a model of text alone."""
+    others = [name for name in ("vision_config", "audio_config") if config.get(name)]
+    if not others:
+        return None
+    names = " and ".join(name.removesuffix("_config") for name in others)
+    return f"only the text tower is planned: the {names} tower and its projector take memory and time beside it"
