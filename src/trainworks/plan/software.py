@@ -32,6 +32,8 @@ class Software:
     torch.compile), not one per operation."""
     fused_gate: bool = True
     """With fused kernels: an MLP's activation and the product with its gate are one, too, and keep a value less."""
+    repeats_gate: bool = False
+    """Backward computes that product again from the two values, which are all that an MLP keeps."""
     sequence_parallel: bool = True
     """Tensor-parallel ranks can share norms and dropouts. Programs that cannot have no selective recomputation."""
     keeps_gathered: bool = False

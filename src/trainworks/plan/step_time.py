@@ -134,14 +134,14 @@ class TrainingJob:
         return StepTimes(**terms, host_s=np.full(len(layouts), rates.host.step_s), straggle_s=waiting_s)
 
     def memories(self, layouts: Layouts) -> Memories:
-        """Peak memory of the fullest rank of every layout."""
+        """Peak memory of the fullest rank of every layout, under the likeliest program."""
         is_tpu = (self.cluster.accelerator.architecture or "").startswith("TPU")
         return predict_memories(
             self.shape,
             layouts,
             sequence_length=self.sequence_length,
             precision=self.precision,
-            software=self.software,
+            software=self.programs[0][0] if self.programs else self.software,
             context_bytes=_TPU_RESERVED_BYTES if is_tpu else COEFFICIENTS.context_bytes,
         )
 
