@@ -106,14 +106,15 @@ def test_a_program_that_is_named_without_its_year_is_of_the_present() -> None:
     assert {software.overlap for software, _ in planned_programs(named, shown)} == {True}
 
 
-def test_the_memory_of_a_mixture_is_that_of_its_likeliest_program() -> None:
+def test_the_memory_of_a_mixture_is_that_of_the_program_that_its_layout_shows() -> None:
     few, many = Software.of("Megatron-LM"), Software.of("PyTorch 2025")
+    open_job = replace(LLAMA, software=few, programs=normalised([(few, 0.5), (many, 0.5)]))
     some = layouts(dp=8, dp_shard=8, zero=3)
     used = [
-        float(replace(LLAMA, software=NOBODY, programs=normalised(each)).memories(some).allocated_bytes[0])
-        for each in ([(few, 0.6), (many, 0.4)], [(many, 0.6), (few, 0.4)])
+        float(each.memories(some).allocated_bytes[0])
+        for each in (open_job, replace(open_job, keeps=many), replace(LLAMA, software=many))
     ]
-    assert used == [float(replace(LLAMA, software=each).memories(some).allocated_bytes[0]) for each in (few, many)]
+    assert used[0] < used[1] == used[2]
 
 
 def test_a_tpu_runs_jax_and_8_bits_are_of_today() -> None:

@@ -15,7 +15,7 @@ from trainworks.config.software import Attention, Fp8Recipe, family_of
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.parameters import num_parameters, resized
-from trainworks.plan.programs import Programs, Shown, programs, repeating_gates
+from trainworks.plan.programs import Programs, Shown, programs
 from trainworks.plan.run.adapters import adapter_parameters
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Selective
@@ -230,7 +230,8 @@ def sparing(found: Programs) -> list[Programs]:
     """The PyTorch programs with the first of these savings, and with both; others that repeat the product of a gate."""
     torch = [each for each in found if each[0].framework == "torch"]
     saving = [tuple((replace(software, **changes), share) for software, share in torch) for changes in _SAVINGS]
-    return [*saving, tuple(each for each in repeating_gates(found) if each[0].repeats_gate)]
+    megatron = [each for each in found if each[0].framework == "megatron"]
+    return [*saving, tuple((replace(software, repeats_gate=True), share) for software, share in megatron)]
 
 
 def _written(names: Sequence[tuple[T, str]], text: str) -> T | None:

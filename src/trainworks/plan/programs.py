@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
@@ -51,6 +51,9 @@ _COMPILED_SHARES = {False: 0.5, True: 0.1}
 """Compiled share of the PyTorch programs since 2024, by whether they come eager. Set to: labels of step_times.csv."""
 _UNFUSED, _FIRST_FUSED = 2021, 2023
 """Years that stand for attention in several kernels, and for the first fused one (`software._FUSED_SINCE`)."""
+_DIFFUSED, _FILMED = 2023, 2024
+"""First years of diffusion transformers (Peebles and Xie, arXiv:2212.09748, of December 2022), and of those of videos
+(OpenAI, "Video generation models as world simulators", February 2024)."""
 _NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
 _ALIKE = {"fp4": "fp8", "fp8": "fp8", "fp16": "fp16"}
 """Precisions that say most about a program; any other one is as bf16."""
@@ -113,6 +116,8 @@ class Shown:
         tp, zero = degrees.get("tp", 1), degrees.get("zero", 0)
         first, last = years_of(words)
         of_model = first_year_of_model(model, is_gated=shape.gated_mlp, shares_keys=shape.kv_heads < shape.heads)
+        if shape.diffusion is not None:
+            of_model = max(of_model, _FILMED if shape.diffusion.frames > 1 else _DIFFUSED)
         return cls(
             precision,
             accelerator,
@@ -177,18 +182,6 @@ def planned_programs(software: Software, shown: Shown) -> Programs:
         fp8_recipe=software.fp8_recipe,
     )
     return normalised(found[:_MOST_PLANNED]) if len(found) > 1 else ()
-
-
-def repeating_gates(found: Programs) -> Programs:
-    """The same, but Megatron-type programs keep less of a gated MLP than Megatron-LM does.
-
-    Its fused kernel keeps the product for the next matrix; another can compute it again, at one more pass in backward
-    that is not priced. Llama 3 405B on 8,192 GPUs, of which nothing is recomputed, needs as much: 16 stages of 8 chunks
-    hold 141 blocks of 8,192 tokens, 70 GiB of Megatron-LM's, 56 GiB of such a program's.
-    """
-    return tuple(
-        (replace(software, repeats_gate=software.framework == "megatron"), share) for software, share in found
-    )
 
 
 def describe_programs(found: Programs) -> str:

@@ -64,6 +64,8 @@ class TrainingJob:
     """Measured rates, which replace those of the catalogue."""
     programs: Programs = ()
     """What may train instead of `software`, with their shares, where it is not known; see `programs`."""
+    keeps: Software | None = None
+    """The program whose memory counts instead of that of `software`: the likeliest, where the layout shows one."""
 
     complication: ClassVar[float] = 0.01
     context_pieces: ClassVar[int] = 2
@@ -134,14 +136,14 @@ class TrainingJob:
         return StepTimes(**terms, host_s=np.full(len(layouts), rates.host.step_s), straggle_s=waiting_s)
 
     def memories(self, layouts: Layouts) -> Memories:
-        """Peak memory of the fullest rank of every layout, under the likeliest program."""
+        """Peak memory of the fullest rank of every layout."""
         is_tpu = (self.cluster.accelerator.architecture or "").startswith("TPU")
         return predict_memories(
             self.shape,
             layouts,
             sequence_length=self.sequence_length,
             precision=self.precision,
-            software=self.programs[0][0] if self.programs else self.software,
+            software=self.keeps or self.software,
             context_bytes=_TPU_RESERVED_BYTES if is_tpu else COEFFICIENTS.context_bytes,
         )
 

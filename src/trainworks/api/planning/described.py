@@ -34,7 +34,7 @@ from trainworks.plan.degrees import resolved_of
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.traffic import apply_design
 from trainworks.plan.parameters import reward_shape
-from trainworks.plan.programs import Shown, planned_programs, repeating_gates
+from trainworks.plan.programs import Shown, planned_programs
 from trainworks.plan.run.compiling import decided_compile
 from trainworks.plan.run.pricing import RunJob, described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
@@ -129,10 +129,10 @@ def _plan_of_programs(
         return plan_request(request, measurements, notes)
     except EnvironmentProblem:
         job = request.job
-        is_open = isinstance(job, TrainingJob) and job.programs and job.programs[0][0].framework == "megatron"
+        is_open = isinstance(job, TrainingJob) and job.keeps is not None and job.keeps.framework == "megatron"
         if not is_open or request.fixed.get("pp", 1) == 1:
             raise
-        request = replace(request, job=replace(job, programs=repeating_gates(job.programs)))
+        request = replace(request, job=replace(job, keeps=replace(job.keeps, repeats_gate=True)))
         return plan_request(request, measurements, [*notes, _REPEATS])
 
 
@@ -288,7 +288,9 @@ class PlannedModel:
         said = {"model": workload.model.preset or "", "program": self.software.name}
         shown = Shown.of(self.shape, workload.precision, cluster.accelerator, fixed, **said)
         job = TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
-        return replace(job, programs=planned_programs(self.software, shown))
+        programs = planned_programs(self.software, shown)
+        shows = programs and (shown.is_split or shown.is_sharded)
+        return replace(job, programs=programs, keeps=programs[0][0] if shows else None)
 
 
 def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
