@@ -2,7 +2,7 @@
 
 Each is asked twice: as a user asks, and with the program and the layout that its source prints.
 
-    python benchmarks/architect_questions.py            prints every question with the published answer and both of ours
+    python benchmarks/architect_questions.py            prints every question with its answers
     python benchmarks/architect_questions.py --write    and writes docs/reference/architect-questions.md
 
 The questions were chosen before any answer was computed, and none is left out. An answer with an 80 % interval is
@@ -48,22 +48,22 @@ Each question has a published answer. Beside it stands the answer of `trainworks
 afterwards. Time, hours and rates count as right if the published value is inside of the interval; bytes within 10 %,
 which is about the error of published peaks of memory; counts only if they are equal.
 
-Each is asked twice. **As a user asks it**, the planner sees the model, the cluster, the batch, the length and the number
-of samples, and the precision: no program, no compiler, and of the layout what the question's own words say, which is
-ZeRO 3 in one of them. **With program and layout** it also sees the program with its year, its compiler, and those degrees
-of the layout that the source prints; the rest of the layout is its own choice. After the first answers, some of these
-inputs were written more completely, without a change to a question or to a published value: the sharding of the states,
-the program and its year, the printed recomputation and micro-batch of three models, the recomputation of GPT-3 175B,
-whose source counts eight FLOPs per parameter and token, and the attention kernel of MosaicML's GPT. So the count with
-program and layout is not one of blind answers.
+Each is asked twice. **As a user asks it**, the planner sees the model, the cluster, the batch, the length and number of
+samples, and the precision: no program, no compiler, and of the layout what the question's own words say, which is
+ZeRO 3 in one of them. **With program and layout** it also sees the program with its year, its compiler, and those
+degrees of the layout that the source prints; the rest of the layout is its own choice. After the first answers, some of
+these inputs were written more completely, without a change to a question or to a published value: the sharding of the
+states, the program and its year, the printed recomputation and micro-batch of three models, the recomputation of GPT-3
+175B, whose source counts eight FLOPs per parameter and token, and the attention kernel of MosaicML's GPT. So the count
+with program and layout is not one of blind answers.
 
 Where nobody says which program trains, the plan is the median of those that may, and the interval holds their
 differences. On accelerators and models of 2020 to 2022 these are large: programs of 2021 wrote the scores of attention.
-Such an interval is true and of little use: read its width beside the count.
+Such an interval is of little use: read its width beside the count.
 
 GPU hours and days *in all* include failures and checkpoints: the interval is from the 10th to the 90th percentile of
-`trainworks.goodput`. Published hours may also hold restarts by hand, evaluation and changes of the recipe, which no plan
-knows.
+`trainworks.goodput`. Published hours may also hold restarts by hand, evaluation and changes of the recipe, which no
+plan knows.
 
 The intervals are estimated from published tables of step times ([accuracy](accuracy.md)), whose authors chose the
 configurations that they show. These questions are about whole runs, and show that the intervals are too narrow for
@@ -261,7 +261,7 @@ def _count(way: str, found: Sequence[Answer], goal: int) -> str:
     off = median(abs(factor - 1) for factor in factors)
     wide = sum(one.inside and width > _WIDE for one, width in zip(compared, widths, strict=True))
     return (
-        f"- {way}, **{sum(one.inside for one in found)} of {len(found)} published answers are met**; the goal is {goal}. "
+        f"- {way}, **{sum(one.inside for one in found)} of {len(found)} published answers are met**; goal: {goal}. "
         f"Of the {len(compared)} answers with an interval, {faster} are faster than was published; the median is "
         f"{off:.0%} off. The upper end of the interval is {median(widths):.1f} times the lower one in the median, and "
         f"more than {_WIDE} times in {wide} of the answers that are met."
@@ -287,7 +287,7 @@ _SOURCES = """
 
 
 def _table(found: Sequence[Asked]) -> Iterator[str]:
-    yield "| | question | published | as a user asks: ours | 80 % interval | inside | with both: ours | 80 % interval | inside |"
+    yield "| | question | published | as a user asks | 80 % interval | inside | with both | 80 % interval | inside |"
     yield "|---|---|---|---|---|---|---|---|---|"
     yield from (_row(number, one) for number, one in enumerate(found, 1))
 

@@ -120,9 +120,10 @@ def activation_bytes(
     width, products = _mlp_widths(shape, layouts, fused and software.fused_gate, repeated=software.repeats_gate)
     mlp = e * width / t
     if precision in ("fp8", "fp4") and fused:
-        product = (0.0 if software.repeats_gate else 1 / 3) if shape.gated_mlp else 1 / 2
         inputs = inputs - halves * shape.hidden / split
-        mlp = mlp - (of_queries * value_dim + product * width) / t
+        mlp = (
+            mlp - (of_queries * value_dim + ((not software.repeats_gate) / 3 if shape.gated_mlp else 1 / 2) * width) / t
+        )
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
     whole = norms + tokens * (inputs + beside + heads + mlp + later)
     projected = (of_queries * query_dim + of_keys * (query_dim + value_dim)) / t
