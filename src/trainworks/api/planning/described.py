@@ -129,10 +129,10 @@ def _plan_of_programs(
         return plan_request(request, measurements, notes)
     except EnvironmentProblem:
         job = request.job
-        is_open = isinstance(job, TrainingJob) and job.keeps is not None and job.keeps.framework == "megatron"
-        if not is_open or request.fixed.get("pp", 1) == 1:
+        keeps = job.keeps if isinstance(job, TrainingJob) and request.fixed.get("pp", 1) > 1 else None
+        if keeps is None or keeps.framework != "megatron":
             raise
-        request = replace(request, job=replace(job, keeps=replace(job.keeps, repeats_gate=True)))
+        request = replace(request, job=replace(job, keeps=replace(keeps, repeats_gate=True)))
         return plan_request(request, measurements, [*notes, _REPEATS])
 
 
