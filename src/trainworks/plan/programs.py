@@ -105,13 +105,13 @@ class Shown:
         """What a plan or a published row shows.
 
         Args:
-            shape: of the model, which is no older than a gated MLP and shared keys are.
+            shape: of the model. Gated MLPs and shared keys date its programs.
             precision: of the products.
-            accelerator: no program is older than its model, but many are as old as the accelerator.
+            accelerator: its year dates programs too.
             degrees: fields of `Layouts` that are fixed; one that is open shows nothing.
             model: its name.
             program: its name, as far as it is said.
-            words: whatever else is said, such as a source with its year.
+            words: what else is said, such as a source with its year.
         """
         tp, zero = degrees.get("tp", 1), degrees.get("zero", 0)
         first, last = years_of(words)
