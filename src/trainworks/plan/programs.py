@@ -169,14 +169,14 @@ def planned_programs(software: Software, shown: Shown) -> Programs:
     """What may train a plan whose software is not named, or named without its compiler; empty if it is known.
 
     Args:
-        software: of the plan, with what is said of it. A program that is named without a year is of the present.
+        software: of the plan, with what is said of it. Without a year it is of the present, in which the plan is made.
         shown: what the run file shows.
     """
     name, said = software.name, software.said
     found = programs(
         shown,
         name,
-        year=None if year_of(name) or not name else PRESENT,
+        year=None if year_of(name) else PRESENT,
         compiled=software.fused_kernels if "compiled" in said else None,
         attention=software.attention if "attention" in said else None,
         fp8_recipe=software.fp8_recipe,
