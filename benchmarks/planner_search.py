@@ -25,7 +25,7 @@ import numpy as np
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.catalog.models import preset
 from trainworks.plan.layouts import Layouts
-from trainworks.plan.programs import planned_programs
+from trainworks.plan.programs import Shown, planned_programs
 from trainworks.plan.search import search
 from trainworks.plan.shapes.transformer import shape_of_hf_config
 from trainworks.plan.software import Software, planned_software
@@ -59,7 +59,8 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
     """Figures of a job whose program the run file names, and of one that it leaves open."""
     cluster, unnamed = parse_cluster("128 nodes of DGX A100 80GB"), planned_software(None, compiled=None)
     named = TrainingJob(shape_of_hf_config(preset("gpt3-175b")), 2048, "bf16", cluster, Software())
-    open_job = replace(named, software=unnamed, programs=planned_programs(unnamed, "bf16", cluster.accelerator))
+    shown = Shown.of(named.shape, "bf16", cluster.accelerator, {}, model="gpt3-175b")
+    open_job = replace(named, software=unnamed, programs=planned_programs(unnamed, shown))
     return {name: measure_job(job, rounds) for name, job in (("named", named), ("unnamed", open_job))}
 
 

@@ -349,6 +349,23 @@ def test_a_model_that_fits_nowhere_is_refused_with_counts_and_the_nearest_layout
     assert re.match(r"nearest: [\d.,]+ GiB .*recompute full, offload activations, offload optimizer", nearest)
 
 
+def test_a_pipeline_too_large_for_megatron_lm_is_planned_for_a_program_that_keeps_less() -> None:
+    """Llama 3 405B on 8,192 H100 (arXiv:2407.21783, table 4)."""
+    text = (
+        RUN.replace("llama2-7b", "llama3.1-405b")
+        .replace("4096", "8192")
+        .replace("global_batch: 128", "global_batch: 2048")
+    )
+    text = text.replace(ON, "1024 nodes of 8x H100-SXM-80GB over 8x RoCE 400")
+    degrees = "dp_shard: 64, zero: 2, tp: 8, pp: 16, interleave: 8, recompute: none, offload_activations: false"
+    text += f"layout: {{{degrees}, offload_optimizer: false, micro_batch: 1}}\n"
+    plan = planned(text)
+    assert 60 < plan.best[0].memory.total_bytes / 2**30 < 80
+    assert sum("whose backward computes the product of a gated MLP again" in note for note in plan.notes) == 1
+    with pytest.raises(EnvironmentProblem, match=r"no layout fits 8,192 accelerators"):
+        planned(text + "software: {framework: Megatron-LM}\n")
+
+
 def test_a_command_of_your_own_cannot_be_planned(tmp_path: Path) -> None:
     text = refusal(tmp_path, "name: demo\nrun: python train.py\n", on=ON)
     assert text == "error: a command cannot be planned; only a `workload` can"

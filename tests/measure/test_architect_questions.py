@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from benchmarks.architect_questions import _ANSWERS, PAGE, Answer, answer, questions
+from benchmarks.architect_questions import _ANSWERS, PAGE, Answer, answer, as_a_user, questions
 
 ROWS = questions()
 
@@ -21,8 +21,17 @@ def test_the_page_has_every_question_and_counts_the_right_answers() -> None:
     text = PAGE.read_text(encoding="utf-8")
     table = text.partition("## Sources")[0]
     assert [row["question"] for row in ROWS if row["question"] not in table] == []
-    right = re.search(r"\*\*(\d+) of 30", table)
-    assert right is not None and int(right[1]) == len(re.findall(r"\| yes \|$", table, re.MULTILINE))
+    counts = [int(count) for count in re.findall(r"\*\*(\d+) of 30", table)]
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ") and line.count(" | ") == 8]
+    answers = [row for row in rows if row[0].strip("| ").isdigit()]
+    assert len(answers) == 30
+    assert counts == [sum(row[column].strip("| ") == "yes" for row in answers) for column in (5, 8)]
+
+
+def test_a_user_names_no_program_no_compiler_and_the_layout_only_in_the_question() -> None:
+    asked = [as_a_user(row) for row in ROWS]
+    assert not any(row["software"] or row["compile"] for row in asked)
+    assert [row["question"] for row in asked if row["layout"] and "ZeRO 3" not in row["question"]] == []
 
 
 def test_a_count_has_to_be_exact() -> None:

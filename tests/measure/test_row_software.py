@@ -9,8 +9,9 @@ from trainworks.catalog.models import preset
 from trainworks.measure.measured_runs import read_run
 from trainworks.measure.row_settings import read_programs
 from trainworks.measure.scoring import PredictedRun, predict_memory, predict_run
+from trainworks.plan.programs import Shown, planned_programs
 from trainworks.plan.shapes.transformer import shape_of_hf_config
-from trainworks.plan.software import Software
+from trainworks.plan.software import Software, planned_software
 from trainworks.plan.space import Fixed
 
 LLAMA = {
@@ -60,6 +61,18 @@ def test_a_row_that_names_nothing_has_the_software_that_its_layout_suggests() ->
 @pytest.mark.parametrize(("zero", "tp", "pp"), [(1, 1, 1), (3, 1, 1), (3, 8, 16), (3, 1, 16)])
 def test_a_word_about_sharding_names_no_program(words: dict[str, str], zero: int, tp: int, pp: int) -> None:
     assert software(zero, tp, pp, **words) == software(zero, tp, pp)
+
+
+@pytest.mark.parametrize("model", ["gpt3-175b", "llama3.1-70b"])
+@pytest.mark.parametrize(("zero", "tp", "pp"), [(1, 1, 1), (3, 1, 1), (1, 8, 4)])
+def test_a_row_that_names_no_program_is_priced_as_a_plan_of_its_layout(model: str, zero: int, tp: int, pp: int) -> None:
+    layout: Fixed = {"zero": zero, "tp": tp, "pp": pp, "sequence_parallel": 1}
+    shape, part = shape_of_hf_config(preset(model)), accelerator("A100-SXM-80GB")
+    row = dict(read_programs({"model": model}, shape, "bf16", part, layout))
+    plan = planned_programs(planned_software(None, compiled=None), Shown.of(shape, "bf16", part, layout, model=model))
+    assert [software for software, _ in plan] == list(row)[: len(plan)]
+    ratios = [share / row[software] for software, share in plan]
+    assert ratios == pytest.approx([ratios[0]] * len(plan))
 
 
 def test_a_framework_that_is_named_counts_before_words_of_the_source() -> None:

@@ -20,7 +20,7 @@ from trainworks.plan.coefficients import LinkFactors, Slowdowns
 from trainworks.plan.collectives import collective_s
 from trainworks.plan.degrees import fixed_of
 from trainworks.plan.layouts import Array
-from trainworks.plan.programs import planned_programs
+from trainworks.plan.programs import Shown, planned_programs
 from trainworks.plan.rates import link_rates
 from trainworks.plan.software import planned_software
 from trainworks.plan.step_time import TrainingJob
@@ -36,7 +36,8 @@ from trainworks.record.measured.measurement import (
 
 LLAMA = job()
 NOBODY = planned_software(None, compiled=None)
-UNNAMED = replace(LLAMA, software=NOBODY, programs=planned_programs(NOBODY, "bf16", LLAMA.cluster.accelerator))
+SHOWN = Shown.of(LLAMA.shape, "bf16", LLAMA.cluster.accelerator, {})
+UNNAMED = replace(LLAMA, software=NOBODY, programs=planned_programs(NOBODY, SHOWN))
 WRITTEN = Layout(
     dp_shard=8, zero=1, tp=4, micro_batch=2, recompute="none", sequence_parallel=True, interleave=1,
     zero_bubble=False, offload_activations=False, offload_optimizer=False,

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.plan.jobs import job, known, layouts
 from tests.plan.test_memory import LENGTH, LLAMA, memory, per_token, states
@@ -137,6 +139,56 @@ def test_the_second_stage_is_the_fullest_where_the_ends_have_a_block_less() -> N
     assert fullest.stage == 1
     assert fullest.weights_bytes == 2 * 8 * block / 8
     assert fullest.activations_bytes == 15 * 8 * kept
+
+
+def most_blocks(stage: int, blocks: list[int], *, stages: int, accum: int) -> int:
+    """Most blocks that wait for their backward on a stage, by the order of passes in Megatron-Core's schedules.py."""
+    chunks, passes = len(blocks), len(blocks) * accum
+    warm_up = min(passes, 2 * (stages - 1 - stage) + (chunks - 1) * stages)
+    order = [at % (stages * chunks) // stages for at in range(passes)]
+    waiting = most = 0
+    for at in range(passes + warm_up):
+        if at < passes:
+            waiting += blocks[order[at]]
+            most = max(most, waiting)
+        if at >= warm_up:
+            waiting -= blocks[chunks - 1 - order[at - warm_up]]
+    assert waiting == 0
+    return most
+
+
+@given(
+    pp=st.sampled_from([2, 4, 8]), chunks=st.integers(2, 4), rounds=st.integers(1, 3), of_chunk=st.integers(1, 3),
+    is_short=st.booleans(),
+)  # fmt: skip
+def test_interleaved_stages_keep_the_blocks_of_megatron_s_schedule(
+    pp: int, chunks: int, rounds: int, of_chunk: int, *, is_short: bool
+) -> None:
+    """Blocks are shared evenly, or both ends of the model lack one, which makes the second stage the fullest."""
+    accum = rounds * pp
+    layers = of_chunk * chunks * pp - 2 * is_short
+    shape = resized(LLAMA, layers=layers, vocabulary=64)
+    some = layouts(accum, pp=pp, interleave=chunks)
+    fullest = memory(shape, some)
+    kept = float(activation_bytes(shape, some, sequence_length=LENGTH, precision="bf16", software=Software())[0])
+    stage = int(fullest.stage[0])
+    blocks = [of_chunk] * chunks
+    if is_short and stage in (0, pp - 1):
+        blocks[-(stage > 0)] -= 1
+    ends = min(accum, 2 * pp - 1) if stage == 0 else 2 * (stage == pp - 1)
+    expected = most_blocks(stage, blocks, stages=pp, accum=accum) * kept + ends * 2 * LENGTH * shape.hidden
+    assert fullest.activations_bytes == pytest.approx(expected)
+
+
+def test_llama_3_405b_fits_as_it_ran_where_the_product_of_the_gate_is_not_kept() -> None:
+    """8,192 H100 with 80 GiB, nothing recomputed (arXiv:2407.21783, section 3.3): 141 blocks on the second stage."""
+    some = layouts(2048, dp=64, dp_shard=64, zero=2, tp=8, sequence_parallel=1, pp=16, interleave=8)
+    programs = (Software(repeats_gate=gate) for gate in (False, True))
+    both = [memory(known("llama3.1-405b"), some, software=each, length=8192) for each in programs]
+    kept, freed = (float(each.device_bytes()[0]) / GIB for each in both)
+    assert 80 < kept < 90 and 60 < freed < 75
+    product = 141 * 2 * 8192 * 53248 / 8
+    assert both[0].activations_bytes - both[1].activations_bytes == pytest.approx(product)
 
 
 @pytest.mark.parametrize(("framework", "stage"), [("Megatron-LM", 1), ("Megatron-DeepSpeed", 0)])

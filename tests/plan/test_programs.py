@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.plan.jobs import JOBS
+from tests.plan.jobs import JOBS, job, known, layouts
 from trainworks.catalog.catalog import accelerator
-from trainworks.config.software import family_of, years_of
+from trainworks.config.software import TrainingSoftware, family_of, years_of
 from trainworks.plan.layouts import Layouts
 from trainworks.plan.programs import (
     Shown,
@@ -21,12 +21,14 @@ from trainworks.plan.programs import (
     mixture_quantile,
     mixture_spread,
     normalised,
+    planned_programs,
     programs,
 )
-from trainworks.plan.software import Software
+from trainworks.plan.software import Software, planned_software
 from trainworks.plan.uncertainty import prior_of
 
 PRECISIONS = ("bf16", "fp16", "fp8", "fp4", "fp32")
+LLAMA, NOBODY = job(), planned_software(None, compiled=None)
 GPUS = ("V100-SXM2-32GB", "A100-SXM-80GB", "H100-SXM-80GB", "B200-SXM-180GB", "MI300X-192GB", "TPU-v5e")
 
 
@@ -77,6 +79,42 @@ def test_old_programs_are_those_of_old_parts_and_precisions() -> None:
     assert 0.1 < unfused(gpu="A100-SXM-80GB") < 0.4
     assert unfused(gpu="A100-SXM-80GB", first_year=2023) == unfused(gpu="B200-SXM-180GB") == 0
     assert unfused(gpu="A100-SXM-80GB", last_year=2021) == 1
+
+
+@pytest.mark.parametrize(
+    ("degrees", "family", "share"),
+    [({}, "megatron", 0.5), ({"tp": 8, "pp": 4}, "megatron", 0.65), ({"zero": 3}, "torch", 0.75)],
+)
+def test_a_plan_weighs_what_its_layout_shows(degrees: dict[str, int], family: str, share: float) -> None:
+    llama = Shown.of(LLAMA.shape, "bf16", accelerator("A100-SXM-80GB"), degrees, model="llama3-8b")
+    found = planned_programs(NOBODY, llama)
+    assert sum(each for software, each in found if software.framework == family) == pytest.approx(share)
+
+
+def test_a_plan_weighs_its_hardware_but_no_program_is_older_than_its_model() -> None:
+    def oldest(gpu: str, model: str) -> float:
+        found = planned_programs(NOBODY, Shown.of(known(model), "fp16", accelerator(gpu), {}))
+        return sum(share for software, share in found if not software.fused_attention)
+
+    assert oldest("A100-SXM-80GB", "gpt3-175b") > 0.5
+    assert oldest("A100-SXM-80GB", "llama3.1-70b") == oldest("B200-SXM-180GB", "gpt3-175b") == 0
+
+
+def test_a_program_that_is_named_without_its_year_is_of_the_present() -> None:
+    named = planned_software(TrainingSoftware(framework="PyTorch FSDP"), compiled=None)
+    shown = Shown.of(known("gpt3-175b"), "bf16", accelerator("A100-SXM-80GB"), {}, program=named.name)
+    assert {software.overlap for software, _ in planned_programs(named, shown)} == {True}
+
+
+def test_the_memory_of_a_mixture_is_that_of_the_program_that_its_layout_shows() -> None:
+    few, many = Software.of("Megatron-LM"), Software.of("PyTorch 2025")
+    open_job = replace(LLAMA, software=few, programs=normalised([(few, 0.5), (many, 0.5)]))
+    some = layouts(dp=8, dp_shard=8, zero=3)
+    used = [
+        float(each.memories(some).allocated_bytes[0])
+        for each in (open_job, replace(open_job, keeps=many), replace(LLAMA, software=many))
+    ]
+    assert used[0] < used[1] == used[2]
 
 
 def test_a_tpu_runs_jax_and_8_bits_are_of_today() -> None:

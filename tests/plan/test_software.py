@@ -9,7 +9,7 @@ import pytest
 from tests.plan.jobs import job
 from trainworks.config.software import TrainingSoftware
 from trainworks.plan.layouts import Layouts
-from trainworks.plan.programs import planned_programs
+from trainworks.plan.programs import Shown, planned_programs
 from trainworks.plan.software import Software, describe_software, planned_software, worker_software
 from trainworks.plan.step_time import TrainingJob
 from trainworks.plan.uncertainty import prior_of
@@ -86,7 +86,8 @@ def test_kernels_that_a_program_fuses_itself_stay_fused(framework: str) -> None:
 def test_a_guess_of_the_compiler_widens_the_interval() -> None:
     def spread(**block: object) -> float:
         known = _job(framework="PyTorch FSDP", **block)
-        found = planned_programs(known.software, "bf16", known.cluster.accelerator)
+        shown = Shown.of(known.shape, "bf16", known.cluster.accelerator, {}, program=known.software.name)
+        found = planned_programs(known.software, shown)
         return prior_of(replace(known, programs=found)).software
 
     assert spread() > 1.3 * spread(compiled=True)

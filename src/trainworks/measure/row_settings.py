@@ -11,7 +11,7 @@ from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.models import find_preset, preset
 from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
-from trainworks.config.software import USUALLY_EAGER, Attention, Fp8Recipe, family_of, first_year_of_model, years_of
+from trainworks.config.software import Attention, Fp8Recipe, family_of
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.parameters import num_parameters, resized
@@ -201,23 +201,11 @@ def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Acce
     words = " ".join(text_of(row, name) for name in _ABOUT_SOFTWARE)
     framework = text_of(row, "framework")
     named = "" if _SHARDING.fullmatch(framework) else framework
-    first_year, last_year = years_of(words)
-    of_model = first_year_of_model(
-        text_of(row, "model"), is_gated=shape.gated_mlp, shares_keys=shape.kv_heads < shape.heads
-    )
     attention = _written(_ATTENTION, text_of(row, "attention") or words)
     if attention is None and not shape.gated_mlp and _HUGGING_FACE.search(f"{framework} {words}"):
         attention = "unfused"
-    shown = Shown(
-        precision,
-        accelerator,
-        first_year=max(first_year, of_model),
-        last_year=max(last_year, of_model),
-        is_usually_eager=bool(USUALLY_EAGER.search(f"{framework} {words}")),
-        is_split=layout["tp"] * layout["pp"] > 1,
-        is_sharded=layout["zero"] == 3,
-        is_of_2021=layout["tp"] > 1 and not layout["sequence_parallel"] and layout["zero"] < 3,
-    )
+    said = {"model": text_of(row, "model"), "program": framework, "words": words}
+    shown = Shown.of(shape, precision, accelerator, layout, **said)
     found = programs(
         shown,
         named or family_of(words) or "",
@@ -239,9 +227,11 @@ vocabulary (FlashAttention, Liger); and weights, gradients and moments in 16 bit
 
 
 def sparing(found: Programs) -> list[Programs]:
-    """The PyTorch programs with the first of these savings, and with both."""
+    """The PyTorch programs with the first of these savings, and with both; others that repeat the product of a gate."""
     torch = [each for each in found if each[0].framework == "torch"]
-    return [tuple((replace(software, **changes), share) for software, share in torch) for changes in _SAVINGS]
+    saving = [tuple((replace(software, **changes), share) for software, share in torch) for changes in _SAVINGS]
+    megatron = [each for each in found if each[0].framework == "megatron"]
+    return [*saving, tuple((replace(software, repeats_gate=True), share) for software, share in megatron)]
 
 
 def _written(names: Sequence[tuple[T, str]], text: str) -> T | None:

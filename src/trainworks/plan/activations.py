@@ -75,7 +75,7 @@ def activation_bytes(
         heads      e (2 H + 2 K + C) d / t of queries, keys, values, output and C copied heads, 4 H / t of the
                    log-sum-exp, and e H d / t more after Ulysses' exchange
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
-                   without a gate
+                   without a gate, or where backward computes the product again (xformers, `silu_bw_fused`)
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more; with a capacity
                    times its factor
         text       e (2 H d + 2 H d S / T) / t of a cross-attention to S tokens: queries, output, keys and values
@@ -117,11 +117,13 @@ def activation_bytes(
     query_dim, value_dim = head_dims(shape)
     of_queries, of_keys = attending * shape.heads, attending * shape.kv_heads
     heads = _mixing_bytes(shape, layouts, sequence_length, e, software)
-    width, products = _mlp_widths(shape, layouts, fused and software.fused_gate)
+    width, products = _mlp_widths(shape, layouts, fused and software.fused_gate, repeated=software.repeats_gate)
     mlp = e * width / t
     if precision in ("fp8", "fp4") and fused:
         inputs = inputs - halves * shape.hidden / split
-        mlp = mlp - (of_queries * value_dim + (1 / 3 if shape.gated_mlp else 1 / 2) * width) / t
+        mlp = (
+            mlp - (of_queries * value_dim + ((not software.repeats_gate) / 3 if shape.gated_mlp else 1 / 2) * width) / t
+        )
     later = np.where(layouts.zero_bubble > 0, heads + e * (products / t + shape.hidden), 0.0) * software.native
     whole = norms + tokens * (inputs + beside + heads + mlp + later)
     projected = (of_queries * query_dim + of_keys * (query_dim + value_dim)) / t
@@ -162,10 +164,10 @@ def _without_modules(shape: ModelShape, heads: Array, products: Array, precision
     return heads + (1.0 if precision in ("fp8", "fp4") else e) * products
 
 
-def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool) -> tuple[Array, Array]:
+def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool, *, repeated: bool) -> tuple[Array, Array]:
     """Values per token that the MLP keeps, on average over the blocks; of them, the outputs of its first products."""
     gates = 2.0 if shape.gated_mlp else 1.0
-    kept = gates + 1.0 + float(shape.gated_mlp and not fused)
+    kept = gates + (0.0 if shape.gated_mlp and repeated else 1.0 + float(shape.gated_mlp and not fused))
     dense, first = kept * shape.feed_forward, gates * shape.feed_forward
     ones = np.ones(len(layouts))
     share, rest = num_expert_layers(shape) / shape.layers, num_dense_layers(shape) / shape.layers

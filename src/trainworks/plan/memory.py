@@ -148,10 +148,13 @@ def _stage(
     e = element_bytes(precision)
     has_logits = (layouts.pp == 1) | (position == "last")
     logits = np.where(has_logits, _loss_memory(shape, layouts, tokens, e, software), 0.0)
-    at_ends = stream * np.where(has_logits, 2.0, layouts.interleave) * (at.tables > 0)
+    # torch.distributed.pipelining keeps the outputs of chunks (`fwd_cache`), others free them once they are sent.
+    outputs = layouts.interleave if software.native else 1.0
+    at_ends = stream * np.where(has_logits, 2.0, outputs) * (at.tables > 0)
     again = layouts.recomputing(at.blocks)
     of_blocks = again * stored + (at.blocks - again) * full
-    kept_by_all = _micro_batches_under_way(layouts, position, at.number) * (of_blocks + at_ends)
+    under_way, of_end = _micro_batches_under_way(layouts, at)
+    kept_by_all = under_way * of_blocks + (under_way if software.native else of_end) * at_ends
     activations = np.where(layouts.offload > 0, np.minimum(_BLOCKS_IN_FLIGHT * stored, kept_by_all), kept_by_all)
     # Inputs and gradients of every micro-batch that each chunk receives (torch.distributed.pipelining).
     sides = 2.0 * layouts.interleave - (position != "middle")
@@ -385,18 +388,22 @@ def _states(
     return weights, gradients, np.where(away, 0.0, optimizer), np.where(away, 0.0, update)
 
 
-def _micro_batches_under_way(layouts: Layouts, position: _Position, ahead: Array) -> Array:
-    """Forward passes whose backward has not run, in micro-batches of the whole stage.
+def _micro_batches_under_way(layouts: Layouts, at: _Place) -> tuple[Array, Array]:
+    """Forward passes whose backward has not run: in micro-batches of the stage's blocks, and of its end of the model.
 
-    1F1B keeps min(m, p - i) on stage i, 1 on the last; interleaved p (1 + (p - 1) / (p v)) on the first
-    (Korthikanti et al. 2022, section 4.2.3) and ((v - 1) p + 1) / v on the last. With zero bubble p on all of them:
-    activations wait for the gradients of the weights.
+    1F1B keeps min(m, p - i) on stage i. With chunks, i warms up with 2 (p - 1 - i) + (v - 1) p passes through one of
+    them, and one more is under way (Megatron-Core, `get_pp_rank_microbatches`; the count of torch's
+    `ScheduleInterleaved1F1B` is the same), so that the first stage keeps p (1 + (p - 1) / (p v)) micro-batches
+    (Korthikanti et al. 2022, section 4.2.3). Of these passes min(m, 2 p - 1) are through its first chunk, which lacks
+    the block of a stage that has one less than others. The last stage lacks it in its last chunk, which has one pass
+    or none under way. With zero bubble p of all stages: activations wait for the gradients of the weights.
     """
-    p, v = layouts.pp, layouts.interleave
-    if position == "last":
-        ending = np.where(v > 1, np.minimum(layouts.accum, ((v - 1) * p + 1) / v), 1.0)
-    else:
-        plain = np.minimum(layouts.accum, np.maximum(1.0, p - ahead))
-        chunked = np.minimum(layouts.accum, np.maximum(1.0, p * (1 + (p - 1) / (p * v)) - 2 * ahead / v))
-        ending = np.where(v > 1, chunked, plain)
-    return np.where(layouts.zero_bubble > 0, np.minimum(layouts.accum, p), ending)
+    p, v, m = layouts.pp, layouts.interleave, layouts.accum
+    plain = np.minimum(m, np.maximum(1.0, p - at.number))
+    passes = np.minimum(m * v, 2 * (p - 1 - at.number) + (v - 1) * p + 1)
+    of_first = np.where(at.number == 0, np.minimum(m, 2 * p - 1), 0.0)
+    of_chunk = np.ceil(at.blocks / v)
+    chunked = (of_chunk * passes - (of_chunk * v - at.blocks) * of_first) / np.maximum(1.0, at.blocks)
+    bubbles = (layouts.zero_bubble > 0) & (v == 1)
+    plain = np.where(bubbles, np.minimum(m, p), plain)
+    return np.where(v > 1, np.minimum(m, chunked), plain), np.where(v > 1, np.maximum(1.0, of_first), plain)

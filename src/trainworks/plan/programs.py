@@ -15,7 +15,7 @@ ninetieth percentile is part of the interval. All runs of one program share it, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -23,9 +23,18 @@ from typing import Any
 import numpy as np
 
 from trainworks.catalog.facts import Accelerator
-from trainworks.config.software import USUALLY_EAGER, Attention, Family, family_of, year_of
+from trainworks.config.software import (
+    USUALLY_EAGER,
+    Attention,
+    Family,
+    family_of,
+    first_year_of_model,
+    year_of,
+    years_of,
+)
 from trainworks.plan.layouts import Array, Values
 from trainworks.plan.software import PRESENT, Software
+from trainworks.record.model_shape import ModelShape
 
 Programs = tuple[tuple[Software, float], ...]
 """Programs with their shares, which add up to 1."""
@@ -36,10 +45,15 @@ _PRECISION, _MOST_STEPS = 1e-12, 60
 """Last step of the search for a quantile, of natural logarithms, and most steps; 10 do within a factor of ten."""
 _LEAST = 0.04
 """Share below which a program is left out."""
+_MOST_PLANNED = 4
+"""Programs under which a search prices each layout, the likeliest: each takes half as long as all else of a layout."""
 _COMPILED_SHARES = {False: 0.5, True: 0.1}
 """Compiled share of the PyTorch programs since 2024, by whether they come eager. Set to: labels of step_times.csv."""
 _UNFUSED, _FIRST_FUSED = 2021, 2023
 """Years that stand for attention in several kernels, and for the first fused one (`software._FUSED_SINCE`)."""
+_DIFFUSED, _FILMED = 2023, 2024
+"""First years of diffusion transformers (Peebles and Xie, arXiv:2212.09748, of December 2022), and of those of videos
+(OpenAI, "Video generation models as world simulators", February 2024)."""
 _NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
 _ALIKE = {"fp4": "fp8", "fp8": "fp8", "fp16": "fp16"}
 """Precisions that say most about a program; any other one is as bf16."""
@@ -76,6 +90,45 @@ class Shown:
     is_of_2021: bool = False
     """Whether the run does what later programs gave up: tensor parallelism without sequence parallelism."""
 
+    @classmethod
+    def of(
+        cls,
+        shape: ModelShape,
+        precision: str,
+        accelerator: Accelerator,
+        degrees: Mapping[str, int],
+        *,
+        model: str = "",
+        program: str = "",
+        words: str = "",
+    ) -> Shown:
+        """What a plan or a published row shows.
+
+        Args:
+            shape: of the model. Gated MLPs and shared keys date its programs.
+            precision: of the products.
+            accelerator: its year dates programs too.
+            degrees: fields of `Layouts` that are fixed; one that is open shows nothing.
+            model: its name.
+            program: its name, as far as it is said.
+            words: what else is said, such as a source with its year.
+        """
+        tp, zero = degrees.get("tp", 1), degrees.get("zero", 0)
+        first, last = years_of(words)
+        of_model = first_year_of_model(model, is_gated=shape.gated_mlp, shares_keys=shape.kv_heads < shape.heads)
+        if shape.diffusion is not None:
+            of_model = max(of_model, _FILMED if shape.diffusion.frames > 1 else _DIFFUSED)
+        return cls(
+            precision,
+            accelerator,
+            is_split=tp * degrees.get("pp", 1) > 1,
+            is_sharded=zero == 3,
+            first_year=max(first, of_model),
+            last_year=max(last, of_model),
+            is_usually_eager=bool(USUALLY_EAGER.search(f"{program} {words}")),
+            is_of_2021=tp > 1 and not degrees.get("sequence_parallel", 1) and zero < 3,
+        )
+
 
 def programs(
     shown: Shown,
@@ -102,27 +155,24 @@ def programs(
         known = year or year_of(name)
         for at, of_year in {known: 1.0}.items() if known else _years(shown).items():
             of = {"year": at, "attention": attention, "precision": shown.precision, **more}
-            usual = Software.of(name, compiled=compiled, **of)
+            named = name if known or at == PRESENT else f"{name} {at}"
+            usual = Software.of(named, compiled=compiled, **of)
             is_open = compiled is None and usual.framework == "torch" and at > _FIRST_FUSED and not usual.fused_kernels
             share = _COMPILED_SHARES[shown.is_usually_eager] if is_open else 0.0
-            kinds = [(usual, 1 - share)] + ([(Software.of(name, compiled=True, **of), share)] if is_open else [])
+            kinds = [(usual, 1 - share)] + ([(Software.of(named, compiled=True, **of), share)] if is_open else [])
             for software, of_kind in kinds:
                 found[software] = found.get(software, 0.0) + of_family * of_year * of_kind
     return normalised([each for each in sorted(found.items(), key=lambda each: -each[1]) if each[1] >= _LEAST])
 
 
-def planned_programs(software: Software, precision: str, accelerator: Accelerator) -> Programs:
-    """What may train a plan of today whose software is not named, or named without its compiler; empty if it is known.
+def planned_programs(software: Software, shown: Shown) -> Programs:
+    """What may train a plan whose software is not named, or named without its compiler; empty if it is known.
 
     Args:
-        software: of the plan, with what is said of it.
-        precision: of the plan.
-        accelerator: of its cluster.
+        software: of the plan, with what is said of it. Without a year it is of the present, in which the plan is made.
+        shown: what the run file shows.
     """
     name, said = software.name, software.said
-    shown = Shown(
-        precision, accelerator, is_split=False, is_sharded=False, is_usually_eager=bool(USUALLY_EAGER.search(name))
-    )
     found = programs(
         shown,
         name,
@@ -131,7 +181,7 @@ def planned_programs(software: Software, precision: str, accelerator: Accelerato
         attention=software.attention if "attention" in said else None,
         fp8_recipe=software.fp8_recipe,
     )
-    return found if len(found) > 1 else ()
+    return normalised(found[:_MOST_PLANNED]) if len(found) > 1 else ()
 
 
 def describe_programs(found: Programs) -> str:

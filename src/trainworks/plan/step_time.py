@@ -64,6 +64,8 @@ class TrainingJob:
     """Measured rates, which replace those of the catalogue."""
     programs: Programs = ()
     """What may train instead of `software`, with their shares, where it is not known; see `programs`."""
+    keeps: Software | None = None
+    """The program whose memory counts instead of that of `software`: the likeliest, where the layout shows one."""
 
     complication: ClassVar[float] = 0.01
     context_pieces: ClassVar[int] = 2
@@ -141,7 +143,7 @@ class TrainingJob:
             layouts,
             sequence_length=self.sequence_length,
             precision=self.precision,
-            software=self.software,
+            software=self.keeps or self.software,
             context_bytes=_TPU_RESERVED_BYTES if is_tpu else COEFFICIENTS.context_bytes,
         )
 

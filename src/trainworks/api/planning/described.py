@@ -34,7 +34,7 @@ from trainworks.plan.degrees import resolved_of
 from trainworks.plan.job import AnyJob
 from trainworks.plan.network.traffic import apply_design
 from trainworks.plan.parameters import reward_shape
-from trainworks.plan.programs import planned_programs
+from trainworks.plan.programs import Shown, planned_programs
 from trainworks.plan.run.compiling import decided_compile
 from trainworks.plan.run.pricing import RunJob, described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
@@ -90,16 +90,17 @@ def plan_cluster(
     stored = read_measurements(data_folder("clusters"), cluster) if learning else []
     measurements = [*stored, *learned]
     _check_precision(workload, cluster, source)
-    job = model.job(workload, apply_design(cluster))
-    belief = belief_from(measurements, job)
     price_usd, price_note = _goal_price(run_file, cluster, source)
     written, layout_source = (run_file.layout, source) if layout is None else (layout, None)
     with blaming_layout(layout_source, is_fixed=bool(written or fixed)):
+        decided = {**decisions(written, workload, cluster), **(fixed or {})}
+        job = model.job(workload, apply_design(cluster), decided)
+        belief = belief_from(measurements, job)
         request = PlanRequest(
             job=replace(job, slowdowns=belief.slowdowns),
             global_batch=workload.global_batch,
             steps=model.steps,
-            fixed={**decisions(written, workload, cluster), **(fixed or {})},
+            fixed=decided,
             goal=run_file.goal,
             price_usd=price_usd,
             belief=belief,
@@ -111,13 +112,34 @@ def plan_cluster(
         node = None if cluster.node is None else cluster.node.name
         own = own_rows_note((("accelerators", cluster.accelerator.name), ("nodes", node)))
         notes = [price_note, own, weights_note(workload), model.shape_note]
-        plan = plan_request(request, measurements, notes)
+        plan = _plan_of_programs(request, measurements, notes)
         if not isinstance(job, RunJob) or not job.leaves_compile_open:
             return plan
-        decided = decided_compile(job, plan.best[0].layout, steps=model.steps)
-        assert decided.compile_choice is not None
-        request = replace(request, job=replace(decided, slowdowns=belief.slowdowns))
-        return plan_request(request, measurements, [*notes, f"`compile: auto` is {decided.compile_choice.describe()}"])
+        chosen = decided_compile(job, plan.best[0].layout, steps=model.steps)
+        assert chosen.compile_choice is not None
+        request = replace(request, job=replace(chosen, slowdowns=belief.slowdowns))
+        return plan_request(request, measurements, [*notes, f"`compile: auto` is {chosen.compile_choice.describe()}"])
+
+
+def _plan_of_programs(
+    request: PlanRequest, measurements: Sequence[ClusterMeasurement], notes: Sequence[str | None]
+) -> ClusterPlan:
+    """The plan; where a pipeline of a decided layout is too large for the likeliest program, of one that keeps less."""
+    try:
+        return plan_request(request, measurements, notes)
+    except EnvironmentProblem:
+        job = request.job
+        keeps = job.keeps if isinstance(job, TrainingJob) and request.fixed.get("pp", 1) > 1 else None
+        if keeps is None or keeps.framework != "megatron":
+            raise
+        request = replace(request, job=replace(job, keeps=replace(keeps, repeats_gate=True)))
+        return plan_request(request, measurements, [*notes, _REPEATS])
+
+
+_REPEATS = (
+    "too large for Megatron-LM: planned for a program whose backward computes the product of a gated MLP again, as "
+    "xformers' SwiGLU does; name yours in `software`"
+)
 
 
 def forecast(
@@ -257,15 +279,18 @@ class PlannedModel:
     adapter: Adapter | None = None
     """The run file names its settings, or the folder that it continues from has them."""
 
-    def job(self, workload: Workload, cluster: ClusterDescription) -> AnyJob:
-        """The model trained on a cluster."""
+    def job(self, workload: Workload, cluster: ClusterDescription, fixed: Fixed) -> AnyJob:
+        """The model trained on a cluster, in a layout of which `fixed` is decided."""
         if isinstance(self.shape, ConvNetShape):
             return ConvJob(self.shape, workload.precision, cluster, self.software)
         if self.is_ours:
             return described_job(workload.model_copy(update={"adapter": self.adapter}), self.shape, cluster)
-        programs = planned_programs(self.software, workload.precision, cluster.accelerator)
+        said = {"model": workload.model.preset or "", "program": self.software.name}
+        shown = Shown.of(self.shape, workload.precision, cluster.accelerator, fixed, **said)
         job = TrainingJob(self.shape, self.sequence_length, workload.precision, cluster, self.software)
-        return replace(job, programs=programs)
+        programs = planned_programs(self.software, shown)
+        shows = programs and (shown.is_split or shown.is_sharded)
+        return replace(job, programs=programs, keeps=programs[0][0] if shows else None)
 
 
 def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:

@@ -39,7 +39,7 @@ class PlanCache:
     def flops(self, cluster: ClusterDescription) -> float:
         """FLOPs of the whole run, forward and backward; every cluster takes as many."""
         workload = workload_of(self._run_file)
-        job = self._model.job(workload, cluster)
+        job = self._model.job(workload, cluster, {})
         return self._model.steps * workload.global_batch * job.flops_per_sequence
 
     def on(self, cluster: ClusterDescription) -> ClusterPlan | None:
@@ -66,7 +66,7 @@ class PlanCache:
     def _usual(self, cluster: ClusterDescription) -> Space:
         workload = workload_of(self._run_file)
         fixed = {**decisions(self._run_file.layout, workload, cluster), **_WITHOUT_OFFLOADING}
-        job = self._model.job(workload, cluster)
+        job = self._model.job(workload, cluster, fixed)
         return Space(job, cluster.num_accelerators, workload.global_batch, fixed, usual=True)
 
     def why_not(self, cluster: ClusterDescription) -> str:

@@ -28,7 +28,7 @@ from trainworks.plan.compute import device_rates, product_s
 from trainworks.plan.degrees import fixed_of
 from trainworks.plan.job import AnyJob
 from trainworks.plan.layouts import Array, Layouts
-from trainworks.plan.programs import planned_programs
+from trainworks.plan.programs import Shown, planned_programs
 from trainworks.plan.rates import link_rates
 from trainworks.plan.software import planned_software
 from trainworks.plan.step_time import TrainingJob
@@ -146,7 +146,7 @@ def belief_from(measurements: Sequence[ClusterMeasurement], job: AnyJob, layouts
         layouts: of the job, see `prior_of`.
     """
     latest, fit = _latest(measurements), fit_links(measurements)
-    observations = [one for measurement in latest for one in _observations(measurement, fit)]
+    observations = [one for measurement in latest for one in _observations(measurement, fit, job)]
     return believe(observations, software=job.software, prior=fit.narrowed(prior_of(job, layouts)))
 
 
@@ -245,9 +245,9 @@ def _curves(measurement: ClusterMeasurement) -> tuple[MeasuredCurve, ...]:
     return (MeasuredCurve(operation="all_reduce", ranks=line.num_ranks, nodes=1, points=points),)
 
 
-def _observations(measurement: ClusterMeasurement, fit: LinkFit) -> Iterator[Observation]:
+def _observations(measurement: ClusterMeasurement, fit: LinkFit, planned: AnyJob) -> Iterator[Observation]:
     if measurement.step is not None:
-        yield _step(measurement.step, measurement, fit.factors)
+        yield _step(measurement.step, measurement, fit.factors, planned)
     elif measurement.benchmark is not None:
         yield from _products(measurement.benchmark, measurement)
     for rate in measurement.rates:
@@ -256,18 +256,22 @@ def _observations(measurement: ClusterMeasurement, fit: LinkFit) -> Iterator[Obs
             yield _observe_rate(rate.rate, rate.of_expected, 1.0, noise)
 
 
-def _step(step: MeasuredStep, measurement: ClusterMeasurement, links: LinkFactors) -> Observation:
+def _step(step: MeasuredStep, measurement: ClusterMeasurement, links: LinkFactors, planned: AnyJob) -> Observation:
+    """A measured step; one of the program that is planned, as far as it is said, is of the same mixture."""
     software = planned_software(
         step.software,
         compiled=step.fused_kernels or (None if step.software is None else False),
         precision=step.precision,
     )
-    programs = planned_programs(software, step.precision, measurement.cluster.accelerator)
-    job = TrainingJob(
-        step.shape, step.sequence_length, step.precision, measurement.cluster, software, programs=programs
-    )
-    job = replace(job, slowdowns=Slowdowns(links=links))
-    layouts = Layouts.of(global_batch=step.global_batch, **fixed_of(step.layout))
+    degrees = fixed_of(step.layout)
+    job = TrainingJob(step.shape, step.sequence_length, step.precision, measurement.cluster, software)
+    if isinstance(planned, TrainingJob) and planned.software == software:
+        programs = planned.programs
+    else:
+        shown = Shown.of(step.shape, step.precision, job.cluster.accelerator, degrees, program=software.name)
+        programs = planned_programs(software, shown)
+    job = replace(job, programs=programs, slowdowns=Slowdowns(links=links))
+    layouts = Layouts.of(global_batch=step.global_batch, **degrees)
     return Observation(parts_s(job, layouts)[:, 0], step.step_time_s, software)
 
 
