@@ -133,7 +133,7 @@ def test_containers_of_each_runtime_see_the_settings_of_their_host(infiniband, t
         "/etc/enroot/mounts.d/30-nccl.fstab", table
     )
     assert not any("enroot" in path for path in delivered["login1"])
-    asked = probe(stack, ["/etc/nccl.conf"])
+    asked = probe(stack, [DeliveredFile("/etc/nccl.conf", "")])
     (tmp_path / "apptainer.conf").write_text(
         "#bind path = /opt\nbind path = /etc/localtime,/etc/hosts\nbind path = /etc/nccl.conf\n"
     )

@@ -91,13 +91,10 @@ def test_a_plan_weighs_what_its_layout_shows(degrees: dict[str, int], family: st
     assert sum(each for software, each in found if software.framework == family) == pytest.approx(share)
 
 
-def test_a_plan_weighs_its_hardware_but_no_program_is_older_than_its_model() -> None:
-    def oldest(gpu: str, model: str) -> float:
-        found = planned_programs(NOBODY, Shown.of(known(model), "fp16", accelerator(gpu), {}))
-        return sum(share for software, share in found if not software.fused_attention)
-
-    assert oldest("A100-SXM-80GB", "gpt3-175b") > 0.5
-    assert oldest("A100-SXM-80GB", "llama3.1-70b") == oldest("B200-SXM-180GB", "gpt3-175b") == 0
+def test_a_plan_is_for_programs_of_its_own_year_on_old_accelerators_and_for_old_models_too() -> None:
+    shown = Shown.of(known("gpt3-175b"), "fp16", accelerator("A100-SXM-80GB"), {})
+    assert all(software.fused_attention for software, _ in planned_programs(NOBODY, shown))
+    assert not all(software.fused_attention for software, _ in programs(shown))
 
 
 def test_a_program_that_is_named_without_its_year_is_of_the_present() -> None:
