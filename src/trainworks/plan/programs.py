@@ -46,14 +46,15 @@ _PRECISION, _MOST_STEPS = 1e-12, 60
 _LEAST = 0.04
 """Share below which a program is left out."""
 _MOST_PLANNED = 4
-"""Programs under which a search prices each layout, the likeliest: each takes half as long as all else of a layout."""
+"""Programs under which a search prices each layout, the likeliest: each takes half as long as all else of a layout.
+Assumed: the others hold a tenth of the share at most."""
 _COMPILED_SHARES = {False: 0.5, True: 0.1}
 """Compiled share of the PyTorch programs since 2024, by whether they come eager. Set to: labels of step_times.csv."""
 _UNFUSED, _FIRST_FUSED = 2021, 2023
 """Years that stand for attention in several kernels, and for the first fused one (`software._FUSED_SINCE`)."""
 _DIFFUSED, _FILMED = 2023, 2024
-"""First years of diffusion transformers (Peebles and Xie, arXiv:2212.09748, of December 2022), and of those of videos
-(OpenAI, "Video generation models as world simulators", February 2024)."""
+"""First years of diffusion transformers, and of those of videos. Source: Peebles and Xie, arXiv:2212.09748, of December
+2022; OpenAI, "Video generation models as world simulators", February 2024."""
 _NAMES: dict[Family, str] = {"megatron": "Megatron-LM", "torch": "PyTorch", "jax": "JAX", "paddle": "PaddlePaddle"}
 _ALIKE = {"fp4": "fp8", "fp8": "fp8", "fp16": "fp16"}
 """Precisions that say most about a program; any other one is as bf16."""
