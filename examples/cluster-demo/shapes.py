@@ -45,7 +45,7 @@ def one_node(hall: Hall) -> None:
 def debian_13(hall: Hall) -> None:
     """What lies in `debian-13.d` is on the machine, beside what the roles render."""
     run("ssh alice@box1 'grep VERSION_ID= /etc/os-release; sinfo --version'", lambda code, printed: '"13"' in printed)
-    looks = "tree --version && sysctl -n net.core.somaxconn && cat /etc/motd && bash -lc 'printenv SITE'"
+    looks = "tree --version && cat /proc/sys/net/core/somaxconn && cat /etc/motd && bash -lc 'printenv SITE'"
     run(
         f'ssh alice@box1 "{looks}; sinfo --noheader --format=%P"',
         lambda code, printed: (
