@@ -418,3 +418,13 @@ def test_slurmctld_and_slurmd_accept_the_files_of_all_groups(tmp_path: Path) -> 
         command = ["slurmd", "-G", "-f", tmp_path / "slurm.conf", "-N", node]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert found in done.stdout + done.stderr
+
+
+def test_a_wrong_value_of_the_only_group_is_one_error(tmp_path: Path) -> None:
+    (tmp_path / "stack.yaml").write_text(
+        'os: Debian 12\nnodes: [{hosts: "gpu[1-2]", roles: [compute], weight: -1}]\n', encoding="utf-8"
+    )
+    with pytest.raises(RunFileError) as raised:
+        load_stack(tmp_path / "stack.yaml")
+    assert "tuple" not in str(raised.value)
+    assert "`weight` must be at least 1, got `-1`" in str(raised.value)

@@ -177,6 +177,10 @@ def problems_of(
     for detail in error.errors(include_url=False):
         path = _path_in_file(detail["loc"], data, missing=detail["type"] == "missing")
         by_path.setdefault(path, []).append(detail)
+    # a list whose items are all wrong is not too short
+    for path in [path for path, found in by_path.items() if {each["type"] for each in found} == {"too_short"}]:
+        if any(len(other) > len(path) and other[: len(path)] == path for other in by_path):
+            del by_path[path]
     for path in sorted(by_path, key=source.line):
         for message, hint in _messages(by_path[path], path, model):
             yield UsageError(message, place=source.place(path), hint=hint)
