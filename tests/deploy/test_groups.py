@@ -421,10 +421,8 @@ def test_slurmctld_and_slurmd_accept_the_files_of_all_groups(tmp_path: Path) -> 
 
 
 def test_a_wrong_value_of_the_only_group_is_one_error(tmp_path: Path) -> None:
-    (tmp_path / "stack.yaml").write_text(
-        'os: Debian 12\nnodes: [{hosts: "gpu[1-2]", roles: [compute], weight: -1}]\n', encoding="utf-8"
-    )
+    one = Path("examples/cluster-demo/shapes/one-node.yaml").read_text(encoding="utf-8")
+    (tmp_path / "stack.yaml").write_text(one.replace("    hardware:", "    weight: -1\n    hardware:"), encoding="utf-8")
     with pytest.raises(RunFileError) as raised:
         load_stack(tmp_path / "stack.yaml")
-    assert "tuple" not in str(raised.value)
-    assert "`weight` must be at least 1, got `-1`" in str(raised.value)
+    assert [str(each) for each in raised.value.problems] == ["`weight` must be at least 1, got `-1`"]
