@@ -422,7 +422,9 @@ def test_slurmctld_and_slurmd_accept_the_files_of_all_groups(tmp_path: Path) -> 
 
 def test_a_wrong_value_of_the_only_group_is_one_error(tmp_path: Path) -> None:
     one = Path("examples/cluster-demo/shapes/one-node.yaml").read_text(encoding="utf-8")
-    (tmp_path / "stack.yaml").write_text(one.replace("    hardware:", "    weight: -1\n    hardware:"), encoding="utf-8")
+    (tmp_path / "stack.yaml").write_text(
+        one.replace("    hardware:", "    weight: -1\n    hardware:"), encoding="utf-8"
+    )
     with pytest.raises(RunFileError) as raised:
         load_stack(tmp_path / "stack.yaml")
     assert [str(each) for each in raised.value.problems] == ["`weight` must be at least 1, got `-1`"]

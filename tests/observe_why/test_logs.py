@@ -113,6 +113,13 @@ def test_what_cannot_be_read_is_refused(run: RunWriter, options: dict[str, str],
         texts(run, **options)
 
 
+def test_the_first_rank_to_write_does_not_count_as_alone(run: RunWriter) -> None:
+    assert run.run_dir.read_resolved().processes.world_size == 2
+    run.run_dir.rank_log(1).unlink()
+    lines = list(RunLogs(run.run_dir).new_lines(everything=True))
+    assert [(line.source, line.is_alone) for line in lines] == [("rank-0", False)] * 4
+
+
 def test_json_has_an_object_per_line(run: RunWriter) -> None:
     answer = CliRunner().invoke(app, ["logs", str(run.run_dir.path), "--json", "--level", "error", "--rank", "1"])
     first, *_ = (json.loads(line) for line in answer.stdout.splitlines())

@@ -9,12 +9,15 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Literal, get_args
 
+from trainworks.errors import EnvironmentProblem
 from trainworks.record.run_dir import RunDir
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
@@ -185,7 +188,7 @@ class RunLogs:
     def new_lines(self, *, everything: bool) -> Iterator[LogLine]:
         """Lines since the last call in the order of time; with `everything` also a line without its end."""
         ranks = self._ranks()
-        is_alone = len(self._others) + len(ranks) == 1
+        is_alone = len(self._others) + max(len(ranks), self._num_expected) == 1
         streams = [file.lines(everything=everything, is_alone=is_alone) for file in self._others]
         starts = self._starts(ranks)
         for rank in ranks:
@@ -193,6 +196,15 @@ class RunLogs:
                 file = self._files.setdefault(rank, _File(self._run_dir.rank_log(rank), part[0]))
                 streams.append(file.lines(starts[rank], everything=everything, end=part[1], is_alone=is_alone))
         return heapq.merge(*streams, key=lambda line: line.at)
+
+    @cached_property
+    def _num_expected(self) -> int:
+        """Ranks whose lines are read, of which some may have no log yet: the first to write has its name, too."""
+        if not self._with_ranks or self._rank is not None:
+            return 0
+        with suppress(EnvironmentProblem):
+            return self._run_dir.read_resolved().processes.world_size
+        return 0
 
     def _starts(self, ranks: Sequence[int]) -> dict[int, list[tuple[int, float]]]:
         """Offset and time of every start of each rank; the n-th starts of all ranks count as one moment."""
