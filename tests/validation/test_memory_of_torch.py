@@ -291,4 +291,8 @@ def test_the_first_rank_of_a_pipeline_holds_the_micro_batches_under_way(stages: 
         software=Software(),
     )
     assert np.all(planned.stage == 0)
-    assert planned.activations_bytes[0] + planned.working_bytes[0] == pytest.approx(found, rel=0.03)
+    # torch keeps what the chunks behind the first have sent, until its backward; the software of the plan frees it
+    passes = 2 * (stages - 1) + (chunks - 1) * stages + 1 - min(micro_batches, 2 * stages - 1)
+    sent = passes * 2048 * 2 * sizes.hidden if chunks > 1 else 0
+    kept = planned.activations_bytes[0] + planned.working_bytes[0] + sent
+    assert kept == pytest.approx(found, rel=0.03)
