@@ -149,8 +149,7 @@ def _stage(
     has_logits = (layouts.pp == 1) | (position == "last")
     logits = np.where(has_logits, _loss_memory(shape, layouts, tokens, e, software), 0.0)
     # torch.distributed.pipelining keeps the outputs of chunks (`fwd_cache`), others free them once they are sent.
-    outputs = layouts.interleave if software.native else 1.0
-    at_ends = stream * np.where(has_logits, 2.0, outputs) * (at.tables > 0)
+    at_ends = stream * np.where(has_logits, 2.0, layouts.interleave if software.native else 1.0) * (at.tables > 0)
     again = layouts.recomputing(at.blocks)
     of_blocks = again * stored + (at.blocks - again) * full
     under_way, of_end = _micro_batches_under_way(layouts, at)
@@ -185,14 +184,12 @@ def _stage(
         coming=np.where(frees_gradients, gradients, 0.0),
         parameters=parameters.total,
     )
-    working = moments.peak(
+    peak = moments.peak(
         gathered=layouts.zero >= (1 if software.native else 3),
         again=layouts.zero == 3,
         cast=has_casts(layouts, precision, software) > 0,
     )
-    working = working - logits
-    gradients = gradients + np.minimum(0.0, working)
-    working = np.maximum(0.0, working)
+    gradients, working = gradients + np.minimum(0.0, peak - logits), np.maximum(0.0, peak - logits)
     moving = activations + logits + working
     return {
         "weights_bytes": weights,
