@@ -36,8 +36,8 @@ test test-all: $(VENV)/.test
 
 nightly: $(VENV)/.test $(VENV)/.cluster
 	$(MAKE) --no-print-directory --jobs 2 check pytest LANE=$@
-	if command -v debootstrap > /dev/null && [ $$(id -u) = 0 ]; then $(MAKE) --no-print-directory cluster-demo; \
-	else echo 'SKIPPED: the cluster that is built from nothing; as root on Debian: apt-get install debootstrap' >&2; fi
+	if command -v debootstrap > /dev/null && [ $$(id -u) = 0 ]; then $(MAKE) --no-print-directory cluster-demo shapes SHAPES='one-node two-boxes'; \
+	else echo 'SKIPPED: clusters that are built from nothing; as root on Debian: apt-get install debootstrap' >&2; fi
 
 # Three at a time on two cores: tests of clusters and of faults mostly wait. tests/conftest.py has their order.
 PROCESSES ?= 3
