@@ -11,7 +11,7 @@ import pytest
 from tests.fakes import FakeClock
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import forking, process
-from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
+from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, ledger_in
 
 SHARE = Share(run="lm-1", key=claim_key("/runs/lm-1"), cores=2.0, devices=(0, 3))
 
@@ -153,10 +153,7 @@ def test_a_machine_without_a_place_for_a_ledger_runs_jobs_all_the_same() -> None
     assert ledger.claims() == []
 
 
-def test_the_ledger_is_where_the_variable_says_and_open_to_all_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAINWORKS_LEDGER", str(tmp_path / "made" / "here"))
-    os.close(held(machine_ledger()))
+def test_a_ledger_that_is_made_is_open_to_all_users(tmp_path: Path) -> None:
+    os.close(held(ledger_in(tmp_path / "made" / "here")))
     assert (tmp_path / "made" / "here").stat().st_mode & 0o7777 == 0o1777
     assert len(files(tmp_path / "made" / "here")) == 1

@@ -82,10 +82,10 @@ def claim_key(run_dir: str | Path) -> str:
     return hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:32]
 
 
-def machine_ledger() -> MachineLedger:
-    """The ledger in `$TRAINWORKS_LEDGER`, else in /run/lock or /dev/shm; without effect if neither exists."""
-    if own := os.environ.get("TRAINWORKS_LEDGER"):
-        return MachineLedger(_made(Path(own)))
+def ledger_in(own: Path | None) -> MachineLedger:
+    """The ledger in a folder, which is made; without one in /run/lock or /dev/shm, and without effect if neither exists."""
+    if own is not None:
+        return MachineLedger(_made(own))
     return MachineLedger(next((place for place in _PLACES if _is_common(place)), None))
 
 

@@ -18,10 +18,11 @@ from tests.fakes import FakeClock, job, processes
 from trainworks.agent.launch import take_run
 from trainworks.backends.backend import RenderedJob
 from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
+from trainworks.backends.local.quotas import machine_ledger
 from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock
-from trainworks.host.ledger import MachineLedger, Share, claim_key, machine_ledger
+from trainworks.host.ledger import MachineLedger, Share, claim_key
 from trainworks.host.probe import num_cores
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.record.environment import AcceleratorFacts

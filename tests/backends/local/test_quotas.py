@@ -11,7 +11,7 @@ from tests.backends.local.test_dispatcher import Queue
 from tests.fakes import FakeClock
 from tests.queueing.queues import shape
 from trainworks.backends.local import quotas
-from trainworks.backends.local.quotas import AcceleratorHours, QueuePolicy, queue_policy
+from trainworks.backends.local.quotas import AcceleratorHours, QueuePolicy, machine_ledger, queue_policy
 from trainworks.errors import EnvironmentProblem, RunFileError, UsageError
 from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.jobs.job_row import month_of
@@ -97,6 +97,21 @@ def test_the_file_of_the_machine_goes_before_that_of_a_user(file: Path, monkeypa
     else:
         with pytest.raises(EnvironmentProblem, match="users other than root"):
             queue_policy()
+
+
+def test_no_variable_moves_the_ledger_of_a_machine_with_quotas(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, common = file.with_name("own"), file.with_name("common")
+    monkeypatch.setenv("TRAINWORKS_LEDGER", str(own))
+    assert machine_ledger().folder == own
+    file.write_text(f"ledger: {common}\n")
+    with pytest.raises(EnvironmentProblem, match="is no folder"):
+        machine_ledger()
+    common.mkdir()
+    assert machine_ledger().folder == common
+    monkeypatch.setattr(quotas, "POLICY_FILE", file)
+    for text in ("per_user: {max_cores: 1}\n", "per_user: [a mistake]\n"):
+        file.write_text(text)
+        assert machine_ledger().folder not in (own, common)
 
 
 @pytest.mark.parametrize(

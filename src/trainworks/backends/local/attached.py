@@ -17,11 +17,11 @@ from trainworks.backends.backend import Backend, JobStatus, NodeStatus, Rendered
 from trainworks.backends.entering import entering_here
 from trainworks.backends.local.fair_share import hours_of, published_queues
 from trainworks.backends.local.machine import held_text, shape_on_one_node
-from trainworks.backends.local.quotas import queue_policy
+from trainworks.backends.local.quotas import machine_ledger, queue_policy
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.host.ledger import Claim, Share, claim_key, machine_ledger
+from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.host.probe import num_cores, probe_accelerators
 from trainworks.host.users import user_name
 from trainworks.jobs.environment import accelerators_per_node

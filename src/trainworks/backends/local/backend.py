@@ -16,14 +16,14 @@ from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStat
 from trainworks.backends.entering import entering_here
 from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
-from trainworks.backends.local.quotas import queue_policy
+from trainworks.backends.local.quotas import machine_ledger, queue_policy
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import check_may_change, check_run_dir, check_undrain, is_private, obeyed_drains
 from trainworks.backends.store_place import store_folder, store_url
 from trainworks.backends.submission import check_dependencies, find_dependencies, status_restored, submit_lock
 from trainworks.errors import InfeasibleError, TrainworksError, UsageError
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.host.ledger import Claim, claim_key, machine_ledger
+from trainworks.host.ledger import Claim, claim_key
 from trainworks.host.probe import probe_host
 from trainworks.host.users import this_host, user_name
 from trainworks.jobs.job_row import EndRequest, JobChanges, JobRow, Placement

@@ -21,6 +21,7 @@ from trainworks.backends.local.dispatcher import Dispatcher
 from trainworks.backends.local.fair_share import FairShare
 from trainworks.backends.local.launcher import Launcher
 from trainworks.backends.local.machine import local_nodes
+from trainworks.backends.local.quotas import machine_ledger
 from trainworks.backends.ownership import is_private
 from trainworks.backends.store_place import (
     dispatcher_address,
@@ -34,7 +35,6 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
-from trainworks.host.ledger import machine_ledger
 from trainworks.host.probe import probe_host
 from trainworks.jobs.store import JobStore, open_store
 

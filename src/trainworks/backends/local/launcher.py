@@ -17,13 +17,14 @@ from trainworks.agent.node_agents import run_agent
 from trainworks.backends.editing import finish_edit
 from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
+from trainworks.backends.local.quotas import machine_ledger
 from trainworks.backends.ownership import check_run_dir, stopped_by
 from trainworks.errors import NotOwnerError
 from trainworks.files import closing_handle, take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.forking import Order, Spare
-from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key, machine_ledger
+from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.dev_environment import DevUse

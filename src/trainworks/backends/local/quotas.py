@@ -5,6 +5,7 @@
       speech: {members: [carol], max_cores: 16}
     per_user: {max_accelerators: 2}
     fair_share: {half_life: 7d}
+    ledger: /var/lib/trainworks/ledger
 
 The file is `/etc/trainworks/queue.yaml`. Only root may own or write it, so no user can raise a limit. A user's team is
 the one that the job names if the file lists the user there, else the first team that lists the user: naming another
@@ -18,6 +19,7 @@ import math
 import os
 import stat
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -30,8 +32,8 @@ from trainworks.config.load import problems_of
 from trainworks.config.quantities import DurationS
 from trainworks.config.source import Source
 from trainworks.config.spec import Spec
-from trainworks.errors import EnvironmentProblem, RunFileError, UsageError
-from trainworks.host.ledger import Claim
+from trainworks.errors import EnvironmentProblem, RunFileError, TrainworksError, UsageError
+from trainworks.host.ledger import Claim, MachineLedger, ledger_in
 from trainworks.host.users import user_name
 from trainworks.jobs.job_row import Month
 from trainworks.queueing.quota import Accounts
@@ -82,6 +84,9 @@ class QueuePolicy(Spec):
     """Limits of each user, members of a team or not."""
     fair_share: FairSharePolicy | None = None
     """Order by fair share; by age alone without it."""
+    ledger: Path | None = None
+    """Folder of the ledger, of root and with mode 1777; `/run/lock` or `/dev/shm` by default. No variable of a user moves
+    the ledger of a machine with this file."""
 
     def teams_of(self, uid: int) -> list[str]:
         """Teams that list a user, in the order of the file."""
@@ -210,6 +215,28 @@ def queue_policy() -> QueuePolicy | None:
     if own and not POLICY_FILE.exists():
         return _read(Path(own), {0, os.geteuid()})
     return _read(POLICY_FILE, {0})
+
+
+def machine_ledger() -> MachineLedger:
+    """The ledger that the policy names; on a machine without a policy, the one in `$TRAINWORKS_LEDGER`.
+
+    Quotas count what the ledger has, so a user who moved it would evade them. A policy with a mistake names none, and
+    lets no job start.
+
+    Raises:
+        EnvironmentProblem: the folder that the policy names is missing.
+    """
+    policy = None
+    with suppress(TrainworksError):
+        policy = queue_policy()
+    if policy is not None and policy.ledger is not None:
+        if not policy.ledger.is_dir():
+            message, place = f"the ledger of this machine `{policy.ledger}` is no folder", str(POLICY_FILE)
+            hint = f"as root: install --directory --mode 1777 {policy.ledger}"
+            raise EnvironmentProblem(message, place=place, hint=hint)
+        return ledger_in(policy.ledger)
+    own = os.environ.get("TRAINWORKS_LEDGER")
+    return ledger_in(Path(own) if own and not POLICY_FILE.exists() else None)
 
 
 def _read(path: Path, owners: set[int]) -> QueuePolicy | None:

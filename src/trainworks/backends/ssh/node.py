@@ -21,10 +21,11 @@ from pydantic import BaseModel
 
 from trainworks import __version__
 from trainworks.agent.launch import take_environment
+from trainworks.backends.local.quotas import machine_ledger
 from trainworks.errors import TrainworksError
 from trainworks.files import closing_handle
 from trainworks.host import forking, process
-from trainworks.host.ledger import Claim, Share, machine_ledger
+from trainworks.host.ledger import Claim, Share
 from trainworks.host.network import free_ports
 from trainworks.host.probe import num_cores, probe_host
 from trainworks.record.environment import HostFacts
