@@ -477,6 +477,10 @@ def test_ps_shows_what_a_job_with_a_price_has_cost(folder: Path, monkeypatch: py
         store.move(job.id, JobState.FAILED, now=1800.0)
     head, *rows = run("ps", "--all").splitlines()
     assert ("cost so far" in head, [("8.00 USD" in row) for row in rows]) == (True, [False, True])
+    for limit, says in ((1, True), (2, False)):
+        result = CliRunner().invoke(app, ["ps", "--all", "--limit", str(limit)])
+        assert len(result.stdout.splitlines()) == limit + 1
+        assert ("only the newest" in result.stderr and "ps --limit 10" in result.stderr) == says
 
 
 def test_before_a_job_is_submitted_its_cost_is_bounded_and_that_of_an_array_is_the_sum() -> None:

@@ -50,9 +50,13 @@ def ps_command(
         mine=mine,
         array=array,
         one_per_array=array is None and not as_json,
-        limit=limit,
+        limit=limit + 1,
         notify=warn,
     )
+    if len(found) > limit:
+        found = found[:limit]
+        warn(f"only the newest {limit} are shown")
+        say(f"hint: show more: trainworks ps --limit {10 * limit}", err=True)
     rows = [job.row for job in found]
     _warn_of_missing(runs_folder(runs), missing_runs(runs_folder(runs)))
     if as_json:
