@@ -28,7 +28,9 @@ if [ "${INSIDE:-}" != yes ]; then
         echo $$ > "$group/cgroup.procs"
     done
     export INSIDE=yes
-    exec ip netns exec "$name" unshare --mount --pid --uts --ipc --cgroup --fork --kill-child "$0" "$@"
+    # its own time since boot: Slurm waits for a node that it has started until the node has booted since then
+    started=$(cut -d . -f 1 /proc/uptime)
+    exec ip netns exec "$name" unshare --mount --pid --uts --ipc --cgroup --time --boottime "-$started" --fork --kill-child "$0" "$@"
 fi
 
 mount --make-rprivate /

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import yaml
 
 from tests.backends.kubernetes.conftest import Kube
-from trainworks.backends.kubernetes.client import KubernetesClient
+from tests.kubernetes.pods_as_processes import NAMESPACE
+from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError
 
 pytestmark = pytest.mark.kubernetes
 
@@ -44,6 +46,43 @@ def test_the_backend_uses_all_rights_that_it_gets_and_no_others(kube: Kube, monk
         patched.setattr(KubernetesClient, "_call", noted)
         use_everything(kube, used)
     assert used == rights()
+
+
+SUBMITS = "system:serviceaccount:trainworks:trainworks"
+_RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+
+def apply(kube: Kube, file: str) -> None:
+    """As `kubectl apply` does, those of a namespace in that of the tests."""
+    for one in yaml.safe_load_all((FOLDER / file).read_text("utf-8")):
+        if one["apiVersion"].startswith("rbac."):
+            where = _RBAC if one["kind"].startswith("Cluster") else f"{_RBAC}/namespaces/{NAMESPACE}"
+            kube.cluster.client.create(f"{where}/{one['kind'].lower()}s", one)
+
+
+def test_a_user_does_what_the_applied_rights_allow_and_is_told_which_are_missing(
+    kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = json.loads(kube.cluster.kubeconfig.read_text("utf-8"))
+    configuration["users"][0]["user"]["token"] = SUBMITS
+    (tmp_path / "kubeconfig").write_text(json.dumps(configuration))
+    with monkeypatch.context() as patched:
+        patched.setattr(kube.cluster, "client", KubernetesClient(configuration=str(tmp_path / "kubeconfig")))
+        run = kube.command("echo done", nodes=1)
+    with pytest.raises(KubernetesRefusedError, match=f'User "{SUBMITS}" cannot create resource') as refused:
+        run.submit()
+    assert refused.value.hint == "an administrator has to apply deploy/kubernetes/base"
+    apply(kube, "base/access.yaml")
+    apply(kube, "base/nodes.yaml")
+    run.submit()
+    run.reaches("SUCCEEDED")
+    assert "done" in run.log()
+    assert len(run.backend.nodes()) == 4
+    with pytest.raises(KubernetesRefusedError, match="cannot patch resource") as refused:
+        run.backend.drain("node1", "test")
+    assert refused.value.hint == "an administrator has to apply deploy/kubernetes/operator"
+    apply(kube, "operator/drain.yaml")
+    run.backend.drain("node1", "test")
 
 
 def use_everything(kube: Kube, used: set[tuple[str, str, str]]) -> None:

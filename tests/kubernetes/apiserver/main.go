@@ -1,6 +1,6 @@
 // A Kubernetes API server for tests, built from the same libraries as the one of a cluster. Custom resources are
 // upstream's own: schemas, CEL rules, status, watches, conflicts. The core kinds below are kept as they are sent, without
-// defaults and validation, and everybody may do everything: it listens on the loopback address alone.
+// defaults and validation. A token is the name of its user: `tests` may do everything, others what RBAC's objects say.
 package main
 
 import (
@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	schedulingv1 "k8s.io/api/scheduling/v1"
 	extensions "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	crdlisters "k8s.io/apiextensions-apiserver/pkg/client/listers/apiextensions/v1"
@@ -37,7 +39,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
 	"k8s.io/apiserver/pkg/authentication/user"
-	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/endpoints/discovery/aggregated"
 	openapinamer "k8s.io/apiserver/pkg/endpoints/openapi"
 	"k8s.io/apiserver/pkg/registry/generic"
@@ -73,6 +75,10 @@ var kinds = []kind{
 	{corev1.SchemeGroupVersion, "services", &corev1.Service{}, &corev1.ServiceList{}, true},
 	{batchv1.SchemeGroupVersion, "jobs", &batchv1.Job{}, &batchv1.JobList{}, true},
 	{networkingv1.SchemeGroupVersion, "networkpolicies", &networkingv1.NetworkPolicy{}, &networkingv1.NetworkPolicyList{}, true},
+	{rbacv1.SchemeGroupVersion, "roles", &rbacv1.Role{}, &rbacv1.RoleList{}, true},
+	{rbacv1.SchemeGroupVersion, "rolebindings", &rbacv1.RoleBinding{}, &rbacv1.RoleBindingList{}, true},
+	{rbacv1.SchemeGroupVersion, "clusterroles", &rbacv1.ClusterRole{}, &rbacv1.ClusterRoleList{}, false},
+	{rbacv1.SchemeGroupVersion, "clusterrolebindings", &rbacv1.ClusterRoleBinding{}, &rbacv1.ClusterRoleBindingList{}, false},
 	{schedulingv1.SchemeGroupVersion, "priorityclasses", &schedulingv1.PriorityClass{}, &schedulingv1.PriorityClassList{}, false},
 }
 
@@ -87,6 +93,7 @@ func init() {
 	must(corev1.AddToScheme(scheme))
 	must(batchv1.AddToScheme(scheme))
 	must(networkingv1.AddToScheme(scheme))
+	must(rbacv1.AddToScheme(scheme))
 	must(schedulingv1.AddToScheme(scheme))
 	for _, k := range kinds {
 		// The stored form is the versioned one: there is nothing to convert.
@@ -317,6 +324,64 @@ func groups(crds crdlisters.CustomResourceDefinitionLister, next http.Handler) h
 	})
 }
 
+// rights decides as RBAC does, by the roles that the server has at that moment; `*` stands for every name.
+type rights struct{ client kubernetes.Interface }
+
+func (r rights) Authorize(ctx context.Context, a authorizer.Attributes) (authorizer.Decision, string, error) {
+	if slices.Contains(a.GetUser().GetGroups(), user.SystemPrivilegedGroup) || !a.IsResourceRequest() {
+		return authorizer.DecisionAllow, "", nil
+	}
+	every, err := r.client.RbacV1().ClusterRoleBindings().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return authorizer.DecisionNoOpinion, "", err
+	}
+	for _, binding := range every.Items {
+		if named(binding.Subjects, a.GetUser().GetName()) && r.allows(ctx, binding.RoleRef, "", a) {
+			return authorizer.DecisionAllow, "", nil
+		}
+	}
+	if a.GetNamespace() == "" {
+		return authorizer.DecisionNoOpinion, "", nil
+	}
+	own, err := r.client.RbacV1().RoleBindings(a.GetNamespace()).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return authorizer.DecisionNoOpinion, "", err
+	}
+	for _, binding := range own.Items {
+		if named(binding.Subjects, a.GetUser().GetName()) && r.allows(ctx, binding.RoleRef, a.GetNamespace(), a) {
+			return authorizer.DecisionAllow, "", nil
+		}
+	}
+	return authorizer.DecisionNoOpinion, "", nil
+}
+
+func named(subjects []rbacv1.Subject, user string) bool {
+	return slices.ContainsFunc(subjects, func(one rbacv1.Subject) bool {
+		account := one.Kind == "ServiceAccount" && user == "system:serviceaccount:"+one.Namespace+":"+one.Name
+		return account || one.Kind == "User" && user == one.Name
+	})
+}
+
+func (r rights) allows(ctx context.Context, reference rbacv1.RoleRef, namespace string, a authorizer.Attributes) bool {
+	var rules []rbacv1.PolicyRule
+	if reference.Kind == "ClusterRole" {
+		if role, err := r.client.RbacV1().ClusterRoles().Get(ctx, reference.Name, metav1.GetOptions{}); err == nil {
+			rules = role.Rules
+		}
+	} else if role, err := r.client.RbacV1().Roles(namespace).Get(ctx, reference.Name, metav1.GetOptions{}); err == nil {
+		rules = role.Rules
+	}
+	resource := a.GetResource()
+	if a.GetSubresource() != "" {
+		resource += "/" + a.GetSubresource()
+	}
+	has := func(list []string, name string) bool { return slices.Contains(list, name) || slices.Contains(list, "*") }
+	return slices.ContainsFunc(rules, func(rule rbacv1.PolicyRule) bool {
+		return has(rule.Verbs, a.GetVerb()) && has(rule.APIGroups, a.GetAPIGroup()) && has(rule.Resources, resource) &&
+			(len(rule.ResourceNames) == 0 || slices.Contains(rule.ResourceNames, a.GetName()))
+	})
+}
+
 func main() {
 	etcd := flag.String("etcd", "", "address of etcd")
 	port := flag.Int("port", 0, "port to listen on")
@@ -348,11 +413,15 @@ func main() {
 	namer := openapinamer.NewDefinitionNamer(extensions.Scheme, scheme)
 	config.OpenAPIConfig = server.DefaultOpenAPIConfig(definitions, namer)
 	config.OpenAPIV3Config = server.DefaultOpenAPIV3Config(definitions, namer)
-	config.Authorization.Authorizer = authorizerfactory.NewAlwaysAllowAuthorizer()
+	config.Authorization.Authorizer = rights{client}
 	config.Authentication.Authenticator = authenticator.RequestFunc(
-		func(*http.Request) (*authenticator.Response, bool, error) {
-			anybody := &user.DefaultInfo{Name: "tests", Groups: []string{user.SystemPrivilegedGroup}}
-			return &authenticator.Response{User: anybody}, true, nil
+		func(request *http.Request) (*authenticator.Response, bool, error) {
+			name := strings.TrimPrefix(request.Header.Get("Authorization"), "Bearer ")
+			found := &user.DefaultInfo{Name: name}
+			if name == "tests" || name == config.LoopbackClientConfig.BearerToken {
+				found.Groups = []string{user.SystemPrivilegedGroup}
+			}
+			return &authenticator.Response{User: found}, name != "", nil
 		})
 	config.AggregatedDiscoveryGroupManager = aggregated.NewResourceManager("apis")
 
@@ -371,14 +440,15 @@ func main() {
 	own := *recommended.Etcd
 	own.StorageConfig.Prefix = "/registry/core"
 	own.StorageConfig.Codec = codecs.LegacyCodec(
-		corev1.SchemeGroupVersion, batchv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion, schedulingv1.SchemeGroupVersion)
+		corev1.SchemeGroupVersion, batchv1.SchemeGroupVersion, networkingv1.SchemeGroupVersion, rbacv1.SchemeGroupVersion,
+		schedulingv1.SchemeGroupVersion)
 	own.SkipHealthEndpoints = true
 	core.RESTOptionsGetter = nil
 	must(own.ApplyTo(&core))
 	crds := behind.Informers.Apiextensions().V1().CustomResourceDefinitions().Lister()
 	build := core.BuildHandlerChainFunc
 	core.BuildHandlerChainFunc = func(handler http.Handler, c *server.Config) http.Handler {
-		return logs(*podLogs, groups(crds, build(handler, c)))
+		return groups(crds, build(logs(*podLogs, handler), c))
 	}
 	front, err := core.Complete(config.SharedInformerFactory).New("tests", behind.GenericAPIServer)
 	must(err)

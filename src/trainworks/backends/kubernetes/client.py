@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self, final
@@ -37,6 +38,9 @@ _UNKNOWN_USER = 401
 _UNREADABLE = (AttributeError, KeyError, TypeError, ValueError, yaml.YAMLError)
 """Exceptions of the library for an invalid kubectl configuration."""
 _HINT = "check that `kubectl get nodes` works"
+_FORBIDDEN = 403
+_NO_RIGHT = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<kind>[\w/]+)"')
+"""What RBAC says; 403 without it is of a quota, or of an admission controller."""
 
 
 class KubernetesRefusedError(UsageError):
@@ -242,4 +246,14 @@ def _refused(error: Any, path: str) -> EnvironmentProblem | KubernetesRefusedErr
     if error.status == _UNKNOWN_USER:
         return EnvironmentProblem(f"the API server does not accept your credentials: {message}", hint=_HINT)
     kind = {404: NotFound, 409: Conflict}.get(error.status, KubernetesRefusedError)
-    return kind(message)
+    lacks = _NO_RIGHT.search(message) if error.status == _FORBIDDEN else None
+    return kind(message, hint=_rights(lacks["user"], lacks["verb"], lacks["kind"]) if lacks else None)
+
+
+def _rights(user: str, verb: str, kind: str) -> str:
+    """What an administrator applies so that a user may do this."""
+    part = "operator" if (verb, kind) == ("patch", "nodes") else "base"
+    given = f"an administrator has to apply deploy/kubernetes/{part}"
+    if user == "system:serviceaccount:trainworks:trainworks":
+        return given
+    return f"{given}, and to list the user `{user}` in the subjects of its bindings"
