@@ -27,6 +27,7 @@ class FakeNodes:
     failing: frozenset[str] = frozenset()
     sick: frozenset[str] = frozenset()
     busy: bool = False
+    deaf: bool = False
     asked: list[str] = field(default_factory=list)
 
     def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
@@ -39,6 +40,8 @@ class FakeNodes:
         return PlaybookRun(results, counts)
 
     def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+        if "POWER_UP" in command:
+            return {host: Answer(124 if self.deaf else 0, "") for host in hosts}
         if "sinfo" in command:
             return {host: Answer(0 if self.states else 1, self.states) for host in hosts}
         if "squeue" in command:
@@ -71,6 +74,21 @@ def test_a_rack_is_what_hangs_under_one_set_of_leaves(tmp_path: Path) -> None:
     stack: Stack = load_stack(tmp_path / "stack.yaml")[0]
     assert [len(batch.hosts) for batch in batches(stack, None)] == [2, 32, 32, 32, 32]
     assert batches(STACK, None)[1] == Batch(("gpu01", "gpu02", "gpu03", "gpu04"), True)
+
+
+def test_nodes_that_save_power_are_woken_before_anything_is_asked_of_them() -> None:
+    nodes = FakeNodes(states=ALL_IDLE.replace("gpu02|idle", "gpu02|idle~").replace("gpu04|idle", "gpu04|idle%"))
+    done, steps = rolled(nodes)
+    assert not done.failed
+    assert [(step.hosts, step.step) for step in steps if step.step == "woken"] == [
+        (("gpu02",), "woken"),
+        (("gpu04",), "woken"),
+    ]
+    assert steps[0].step == "woken"
+    asleep = FakeNodes(states=nodes.states, deaf=True)
+    done, steps = rolled(asleep)
+    assert done.failed and "gpu02: Slurm has not started them after 60 s" in done.stopped
+    assert not asleep.asked
 
 
 def test_a_batch_is_drained_applied_checked_and_resumed_before_the_next_one() -> None:

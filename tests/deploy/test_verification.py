@@ -120,6 +120,10 @@ def test_a_node_that_slurm_has_stopped_takes_jobs_where_it_may_stop_nodes(
     stack = STACK.model_copy(update={"slurm": STACK.scheduler.model_copy(update={"power": power})})
     answers = {name: Answer(0, said(name).replace("gpu3\tidle|", "gpu3\tidle~|")) for name in HOSTS}
     assert verify(stack, FILES, answers).failed == failed
+    answers["login1"] = Answer(0, answers["login1"].output.replace("gpu3:9100\tup", "gpu3:9100\tdown"))
+    found = verify(stack, FILES, answers | {"gpu3": Answer(None, "No route to host")})
+    assert found.failed == failed
+    assert [each.outcome for each in found.verdicts if each.host == "gpu3"] == ["warn"]
 
 
 @pytest.mark.parametrize(

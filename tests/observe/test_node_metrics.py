@@ -267,13 +267,15 @@ def test_a_scheduler_that_stops_answering_leaves_its_jobs_and_says_so(
             return answer
 
         def nodes(self) -> list[NodeStatus]:
-            return [NodeStatus(name="n1", state="draining"), NodeStatus(name="n2", state="free")]
+            asleep = NodeStatus(name="n3", state="down", raw="idle+cloud+powered_down")
+            return [NodeStatus(name="n1", state="draining"), NodeStatus(name="n2", state="free", raw="idle"), asleep]
 
     monkeypatch.setattr(exporter, "backend_on", lambda cluster: Silent(Slurm()))
     metrics = NodeMetrics(["queue"], folder, cluster="slurm", clock=clock, notify=said.append)
     found = values(metrics.text())
     assert (found["trainworks_jobs_running"], found["trainworks_jobs_unreachable"]) == (1, 0)
     assert found["trainworks_nodes_drain"] == 1
+    assert {name for name in found if "powered_down" in name} == {'trainworks_node_powered_down{node="n3"}'}
     clock.sleep(60)
     found = values(metrics.text())
     assert (found["trainworks_jobs_running"], found["trainworks_jobs_unreachable"]) == (1, 1)

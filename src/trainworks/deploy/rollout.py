@@ -27,6 +27,8 @@ _COMPUTES = (
 )
 """Whether a process computes on a GPU of NVIDIA or of AMD."""
 _JOIN_S = 180
+ASLEEP = "~%#"
+"""What Slurm puts behind the state of a node that it has stopped to save power, stops, or starts; sinfo(1)."""
 _ENDED = ("drained", "draining", "down")
 
 
@@ -44,7 +46,7 @@ class BatchStep:
     """Something that happened to hosts of a batch."""
 
     hosts: tuple[str, ...]
-    step: str  # unchanged, drained, free, applied, healthy, joined, resumed, or failed
+    step: str  # woken, unchanged, drained, free, applied, healthy, joined, resumed, or failed
     detail: str = ""
 
 
@@ -105,6 +107,8 @@ class Rollout:
 
     def _batch(self, batch: Batch) -> PlaybookRun:
         known = self.states(batch.hosts) if batch.computes else {}
+        if problem := self.wake([name for name, (state, _) in known.items() if state.endswith(tuple(ASLEEP))]):
+            return PlaybookRun((), (), problem)
         if any(name in known for name in batch.hosts):
             preview = self.nodes.apply(batch.hosts, dry_run=True)
             if not preview.changed and not preview.failed:
@@ -128,6 +132,23 @@ class Rollout:
         lines = answer.output.splitlines() if answer.exit_code == 0 else []
         rows = [line.split("|", 2) for line in lines]
         return {name: (state, reason) for name, state, reason in rows if name in names and not state.endswith("*")}
+
+    def wake(self, names: Sequence[str]) -> str:
+        """Start nodes that Slurm has stopped to save power, and wait until they answer; what is wrong, if they do not.
+
+        One that is still on its way down starts after that. A node that misses its time to start is down for Slurm.
+        """
+        if not names:
+            return ""
+        start = f"scontrol update NodeName={','.join(names)} State=POWER_UP > /dev/null 2>&1"
+        asleep = f"sinfo --noheader --Node --nodes={','.join(names)} --format=%T | grep -q '[{ASLEEP}]'"
+        waiting = f"while {asleep}; do {start}; sleep 5; done"
+        if self._ask(f"timeout {self.wait_s} bash -c {shlex.quote(waiting)}").exit_code != 0:
+            problem = f"Slurm has not started them after {self.wait_s} s"
+            self._say(names, "failed", problem)
+            return f"{','.join(names)}: {problem}"
+        self._say(names, "woken")
+        return ""
 
     def drain(self, names: Sequence[str]) -> str:
         """Drain nodes and wait for their jobs; what is wrong, if it is."""

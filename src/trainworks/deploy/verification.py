@@ -15,7 +15,7 @@ from trainworks.deploy.hardware import gpu_of, gres_of, hardware_of
 from trainworks.deploy.layers import firewall_of, operating_system
 from trainworks.deploy.node_groups import container_runtimes, nccl_settings
 from trainworks.deploy.playbook import Answer
-from trainworks.deploy.rollout import CHECK, HEALTH
+from trainworks.deploy.rollout import ASLEEP, CHECK, HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
 from trainworks.results import Result
 
@@ -46,8 +46,8 @@ class ClusterVerification(Result):
         return any(verdict.outcome == "fail" for verdict in self.verdicts)
 
 
-_POWER = "~%#!"
-"""What Slurm puts behind the state of a node that it has stopped, stops, starts, or is about to stop; sinfo(1)."""
+_POWER = f"{ASLEEP}!"
+"""What Slurm puts behind the state of a node for its power; `!`: it is about to stop it."""
 _CLOCK_S = 1.0
 """Largest difference of a clock: munge allows 300 s, and logs of several nodes are read side by side."""
 _TARGETS = """python3 -c '
@@ -151,9 +151,15 @@ def verify(
 ) -> ClusterVerification:
     """Judge the answers of all hosts to `probe`, by the stack that they are to run, and the files they are to have."""
     facts = {host: facts_of(answer.output) for host, answer in answers.items()}
-    expected = _Expected(stack, files)
+    states = [state for each in facts.values() for state in each.get("node", {}).items()]
+    asleep = frozenset(name for name, state in states if state.partition("|")[0].endswith(tuple(ASLEEP)))
+    expected = _Expected(stack, files, asleep)
     verdicts: list[NodeVerdict] = []
     for host, answer in answers.items():
+        if (answer.exit_code is None or not facts[host]) and host in asleep:
+            found = "stopped by Slurm to save power, and not compared"
+            verdicts.append(NodeVerdict(host, "reached", "warn", found, "an answer over ssh"))
+            continue
         if answer.exit_code is None or not facts[host]:
             verdicts.append(NodeVerdict(host, "reached", "fail", " ".join(answer.output.split()), "an answer over ssh"))
             continue
@@ -177,6 +183,8 @@ class _Expected:
 
     stack: Stack
     files: Mapping[str, Mapping[str, DeliveredFile]]
+    asleep: frozenset[str] = frozenset()
+    """Nodes that save power, whose exporters do not answer."""
 
     def of_host(self, host: str, facts: Mapping[str, Mapping[str, str]]) -> Iterator[NodeVerdict]:
         roles = _hosts(self.stack)[host]
@@ -280,6 +288,8 @@ class _Expected:
         for name in _hosts(self.stack):
             for job in ("node", "trainworks") if name in exporters(self.stack) else ("node",):
                 health = targets.get(f"{job} {name}:{EXPORTER_PORTS[job]}", "no target")
+                if name in self.asleep and health != "no target":
+                    health = "up"
                 yield _verdict(host, f"target {job} of {name}", health, "up")
 
 

@@ -83,7 +83,7 @@ def claim_key(run_dir: str | Path) -> str:
 
 
 def ledger_in(own: Path | None) -> MachineLedger:
-    """The ledger in a folder, which is made; without one in /run/lock or /dev/shm, and without effect if neither exists."""
+    """The ledger in a folder, which is made, else in /run/lock or /dev/shm; without effect if neither exists."""
     if own is not None:
         return MachineLedger(_made(own))
     return MachineLedger(next((place for place in _PLACES if _is_common(place)), None))

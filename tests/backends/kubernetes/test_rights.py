@@ -69,7 +69,7 @@ def test_a_user_does_what_the_applied_rights_allow_and_is_told_which_are_missing
     with monkeypatch.context() as patched:
         patched.setattr(kube.cluster, "client", KubernetesClient(configuration=str(tmp_path / "kubeconfig")))
         run = kube.command("echo done", nodes=1)
-    with pytest.raises(KubernetesRefusedError, match=f'User "{SUBMITS}" cannot create resource') as refused:
+    with pytest.raises(KubernetesRefusedError, match=f'User "{SUBMITS}" cannot get resource "jobsets"') as refused:
         run.submit()
     assert refused.value.hint == "an administrator has to apply deploy/kubernetes/base"
     apply(kube, "base/access.yaml")

@@ -19,6 +19,7 @@ from trainworks.api.nodes import backend_on
 from trainworks.api.notices import Notify
 from trainworks.api.observing.watched_runs import RunWatcher
 from trainworks.api.proving.health import health
+from trainworks.backends.backend import NodeStatus
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.errors import ArgumentError, UnreachableError, suggest
 from trainworks.files import write_atomic
@@ -159,7 +160,7 @@ class _ClusterQueue:
 
     def __init__(self, cluster: str, clock: Clock) -> None:
         self._backend, self._clock = backend_on(cluster).hurried(), clock
-        self._jobs, self._drained = list[ClusterJob](), 0
+        self._jobs, self._nodes = list[ClusterJob](), list[NodeStatus]()
         self._silence: UnreachableError | None = None
         self._looked_at = -math.inf
         self._look()
@@ -172,7 +173,12 @@ class _ClusterQueue:
         self._look()
         reachable = self._silence is None
         live = [replace(job, reachable=reachable) for job in self._jobs if not job.state.is_final]
-        yield from queue_samples(Counter(job.state for job in self._jobs), live, drained_nodes=self._drained)
+        drained = sum(node.state in ("draining", "drained") for node in self._nodes)
+        asleep = [
+            node.name for node in self._nodes if "power" in node.raw.lower()
+        ]  # idle+powered_down, mixed+powering_up
+        counts = Counter(job.state for job in self._jobs)
+        yield from queue_samples(counts, live, drained_nodes=drained, asleep=asleep)
         if self._silence is not None:
             raise self._silence
 
@@ -182,7 +188,7 @@ class _ClusterQueue:
         self._looked_at = self._clock.now()
         try:
             self._jobs = self._backend.queue()
-            self._drained = sum(node.state in ("draining", "drained") for node in self._backend.nodes())
+            self._nodes = self._backend.nodes()
             self._silence = None
         except UnreachableError as error:
             self._silence = error

@@ -85,8 +85,8 @@ class QueuePolicy(Spec):
     fair_share: FairSharePolicy | None = None
     """Order by fair share; by age alone without it."""
     ledger: Path | None = None
-    """Folder of the ledger, of root and with mode 1777; `/run/lock` or `/dev/shm` by default. No variable of a user moves
-    the ledger of a machine with this file."""
+    """Folder of the ledger, of root and with mode 1777; `/run/lock` or `/dev/shm` by default. A user's variable does
+    not move the ledger of a machine with this file."""
 
     def teams_of(self, uid: int) -> list[str]:
         """Teams that list a user, in the order of the file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.state import JobState
@@ -34,6 +34,12 @@ _NODES = _family("jobs_nodes_alloc", "Nodes on which jobs hold a share.", "slurm
 _UNREACHABLE = _family("jobs_unreachable", "Unfinished jobs whose backend does not answer.")
 _OLDEST = _family("queue_oldest_submission_timestamp_seconds", "Submission of the job that waits longest.")
 _DRAINED = _family("nodes_drain", "Nodes of the queue that get no more jobs.", "slurm_nodes_drain")
+_ASLEEP = MetricFamily(
+    "trainworks_node_powered_down",
+    "A node that Slurm has stopped to save power, stops or starts; the value is 1.",
+    labels=("node",),
+    source="`sinfo` with `--cluster slurm`",
+)
 _JOB_NODE = MetricFamily(
     "trainworks_job_node_info",
     "A node on which a job holds a share; the value is 1.",
@@ -50,15 +56,16 @@ QUEUE_FAMILIES = (
     _UNREACHABLE,
     _OLDEST,
     _DRAINED,
+    _ASLEEP,
     _JOB_NODE,
 )
 
 
 def queue_samples(
-    counts: Mapping[JobState, int], live: Sequence[ClusterJob], *, drained_nodes: int
+    counts: Mapping[JobState, int], live: Sequence[ClusterJob], *, drained_nodes: int, asleep: Iterable[str] = ()
 ) -> Iterator[MetricSample]:
-    """Metrics of the queue: `counts` of all its jobs by state, the jobs that have not ended, and nodes that get no more
-    jobs.
+    """Metrics of the queue: `counts` of all its jobs by state, the jobs that have not ended, nodes that get no more
+    jobs, and names of those that save power.
     """
     waiting = [job for job in live if job.state.waits]
     holders = [job for job in live if job.state.holds_resources]
@@ -71,6 +78,7 @@ def queue_samples(
     yield _NODES.sample(len({node for job in holders for node in job.nodes}))
     yield _UNREACHABLE.sample(sum(not job.reachable for job in live))
     yield _DRAINED.sample(drained_nodes)
+    yield from (_ASLEEP.sample(1, node) for node in asleep)
     if waiting:
         yield _OLDEST.sample(min(job.submitted_at for job in waiting))
     for job in holders:
