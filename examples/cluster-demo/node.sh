@@ -28,7 +28,8 @@ if [ "${INSIDE:-}" != yes ]; then
         echo $$ > "$group/cgroup.procs"
     done
     export INSIDE=yes
-    # its own time since boot: Slurm waits for a node that it has started until the node has booted since then
+    # its own time since boot, in whole seconds: Slurm waits until a node that it starts has booted after it asked for that
+    [ ! -e "$HALL/$name/upper/etc/machine-id" ] || sleep 2
     started=$(cut -d . -f 1 /proc/uptime)
     exec ip netns exec "$name" unshare --mount --pid --uts --ipc --cgroup --time --boottime "-$started" --fork --kill-child "$0" "$@"
 fi
