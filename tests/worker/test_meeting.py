@@ -1,68 +1,97 @@
-"""How long nodes wait before they meet, and how ranks reach each other."""
+"""How nodes meet, and how ranks reach each other."""
 
 from __future__ import annotations
 
 import os
-import random
-import threading
-import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.elastic.rendezvous.dynamic_rendezvous as torch_rendezvous
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.api import RendezvousInfo, RendezvousTimeoutError
 
+from tests.fakes import FakeClock
 from tests.worker.parallel.test_evaluation import layout_of
 from tests.worker.ranks import on_ranks
 from trainworks.errors import EnvironmentProblem
 from trainworks.record.processes import Processes
+from trainworks.worker import meeting as meeting_module
 from trainworks.worker.agent import allocator_settings
 from trainworks.worker.determinism import take_device
-from trainworks.worker.elastic import _shorten_delays
+from trainworks.worker.meeting import KnownNodes
 from trainworks.worker.mesh import Mesh, join_group
 
 
-@pytest.fixture
-def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Delays before a rendezvous; those that torch chooses at random are the longest."""
-    monkeypatch.setattr(torch_rendezvous, "_delay", torch_rendezvous._delay)  # given back after the test
-    monkeypatch.setattr(random, "uniform", lambda _, longest: longest)
-    delays: list[float] = []
-    own, sleep = threading.get_ident(), time.sleep
-
-    def noted(seconds: float) -> None:
-        if threading.get_ident() == own:
-            delays.append(seconds)
-        else:  # of a thread that an earlier test has left in this process
-            sleep(seconds)
-
-    monkeypatch.setattr(time, "sleep", noted)
-    return delays
+def meet(handlers: Sequence[KnownNodes]) -> list[RendezvousInfo]:
+    """All nodes meet, each in a thread of its own."""
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        return list(pool.map(KnownNodes.next_rendezvous, handlers))
 
 
-@pytest.mark.parametrize(("nodes", "longest_s"), [(1, 0.01), (8, 0.08), (100, 1.0), (5000, 1.0)])
-def test_few_nodes_look_often_for_each_other_and_many_as_often_as_torch_does(
-    slept: list[float], nodes: int, longest_s: float
-) -> None:
-    _shorten_delays(nodes)
-    torch_rendezvous._delay(seconds=1)
-    assert slept == [pytest.approx(longest_s)]
+def handlers_of(nodes: int, store: dist.Store | None = None) -> list[KnownNodes]:
+    """Agents of so many nodes, over one store."""
+    store = store or dist.HashStore()
+    return [KnownNodes("run", store, node, nodes, "127.0.0.1") for node in range(nodes)]
 
 
-@pytest.mark.parametrize(("nodes", "expected"), [(1, []), (100, [0.3])])
-def test_a_node_alone_meets_at_once(slept: list[float], nodes: int, expected: list[float]) -> None:
-    _shorten_delays(nodes)
+def port_of(met: RendezvousInfo) -> int:
+    return met.bootstrap_store_info.master_port
+
+
+@pytest.mark.parametrize("nodes", [1, 3, 64])
+def test_all_nodes_meet_and_each_has_its_number(nodes: int) -> None:
+    met = meet(handlers_of(nodes))
+    assert [(each.rank, each.world_size) for each in met] == [(node, nodes) for node in range(nodes)]
+    assert len({port_of(each) for each in met}) == 1
+
+
+def test_a_node_that_fails_is_waited_for_and_calls_the_others() -> None:
+    handlers = handlers_of(3)
+    first = meet(handlers)
+    assert [each.num_nodes_waiting() for each in handlers] == [0, 0, 0]
+    with ThreadPoolExecutor(3) as pool:
+        again = pool.submit(handlers[1].next_rendezvous)
+        while not (handlers[0].num_nodes_waiting() and handlers[2].num_nodes_waiting()):
+            assert not again.done()
+        others = [pool.submit(handlers[node].next_rendezvous) for node in (0, 2)]
+        met = [others[0].result(), again.result(), others[1].result()]
+    assert [each.rank for each in met] == [0, 1, 2]
+    first[0].store.set("of the first", "")
+    assert not met[0].store.check(["of the first"])
+    assert [each.num_nodes_waiting() for each in handlers] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dies_after_all_met", [True, False])
+def test_a_node_whose_agent_was_killed_takes_its_place_again(dies_after_all_met: bool) -> None:
     store = dist.HashStore()
-    handler = torch_rendezvous.DynamicRendezvousHandler.from_backend(
-        "run", store, C10dRendezvousBackend(store, "run"), min_nodes=1, max_nodes=1, local_addr="127.0.0.1"
-    )
-    try:
-        assert (handler.next_rendezvous().world_size, slept) == (1, expected)
-    finally:
-        handler.shutdown()
+    handlers = handlers_of(3, store)
+    if dies_after_all_met:
+        meet(handlers)
+    else:  # it had come, and no other
+        meeting = handlers[2]._open()
+        handlers[2]._store.set(f"{meeting}/2", "")
+    new = KnownNodes("run", store, 2, 3, "127.0.0.1")
+    assert [each.rank for each in meet([*handlers[:2], new])] == [0, 1, 2]
+    assert [each.num_nodes_waiting() for each in (*handlers[:2], new)] == [0, 0, 0]
+
+
+def test_a_node_that_does_not_come_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting_module, "_JOIN_S", 0.0)
+    with pytest.raises(RendezvousTimeoutError):
+        handlers_of(2)[0].next_rendezvous()
+
+
+def test_many_nodes_ask_less_often_while_their_ranks_run(clock: FakeClock) -> None:
+    handler = KnownNodes("run", dist.HashStore(), 0, 1000, "127.0.0.1", clock=clock)
+    handler._store.set("round", "1")
+    found = []
+    for _ in range(3):
+        found.append(handler.num_nodes_waiting())
+        clock.sleep(0.6)
+    assert found == [1, 0, 1]
 
 
 @pytest.mark.parametrize(("address", "device"), [("127.0.0.1", "lo"), ("localhost", "lo"), ("10.0.0.7", None)])

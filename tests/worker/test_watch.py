@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 
+from trainworks.worker.health.exchange import StoreExchange
 from trainworks.worker.health.hang import HangLimits, HangMonitor, Watched
 from trainworks.worker.health.heartbeat import Beat, Heartbeat, HeartbeatBoard, Phase
 
@@ -32,14 +33,14 @@ def pids():
 class Node:
     """A node of two ranks whose marks and time are the test's."""
 
-    def __init__(self, pids, exchange=None, world_size=2):
+    def __init__(self, pids, exchange=None, world_size=2, first_rank=0):
         self.time = 100.0
         board = HeartbeatBoard(2)
         self.ranks = [Heartbeat((board.path, index)) for index in range(2)]
         self._monitor = HangMonitor(
             board, HangLimits(), world_size=world_size, exchange=exchange, now=lambda: self.time
         )
-        self._monitor.begin(list(enumerate(pids)))
+        self._monitor.begin(list(enumerate(pids, first_rank)))
 
     def look_after(self, seconds, *, every=0.5):
         """The last verdict of looking for so long."""
@@ -117,42 +118,105 @@ def test_ranks_that_were_asked_have_their_time_to_answer_after_their_agent_was_s
     assert node.look_after(3.0) is not None
 
 
+class CountingStore:
+    """A store of this process that counts what it is asked."""
+
+    def __init__(self):
+        self._store, self.requests = dist.HashStore(), 0
+
+    def __getattr__(self, name):
+        self.requests += 1
+        return getattr(self._store, name)
+
+
+class Job:
+    """Nodes of two ranks each that share a store; their time passes together."""
+
+    def __init__(self, pids, nodes, *, in_sight=None):
+        self.store = CountingStore()
+        self.nodes = []
+        for place in range(nodes if in_sight is None else in_sight):
+            exchange = StoreExchange(self.store, place, nodes)
+            exchange.begin("round")
+            self.nodes.append(Node(pids, exchange, world_size=2 * nodes, first_rank=2 * place))
+
+    def train(self, steps=10):
+        for _ in range(steps):
+            for node in self.nodes:
+                for rank in node.ranks:
+                    rank.mark(Phase.COMPUTE, rank.last.step + 1)
+            self.look_after(0.5)
+
+    def look_after(self, seconds):
+        """Last verdict of each node."""
+        for _ in range(round(seconds / 0.5)):
+            verdicts = [node.look_after(0.5) for node in self.nodes]
+        return verdicts
+
+    def answer(self, *, busy=None):
+        """Every rank says that it waits for others, but the busy one."""
+        for place, node in enumerate(self.nodes):
+            for index in range(2):
+                node.answer(index, "" if 2 * place + index == busy else "gloo:all_reduce #1")
+
+
 def test_nothing_is_judged_before_the_other_node_is_in_sight(pids):
-    class Nobody:
-        def __call__(self, own):
-            return []
-
-    node = Node(pids, Nobody(), world_size=4)
-    node.train()
-    assert node.look_after(60.0) is None
+    job = Job(pids, 2, in_sight=1)
+    job.train()
+    assert job.look_after(60.0) == [None]
 
 
-class OtherNode:
-    """Has ranks 2 and 3, which are as silent as these and have said what they wait for."""
-
-    def __init__(self, waits_for):
-        self._waits_for = waits_for
-
-    def __call__(self, own):
-        ranks = json.loads(own)
-        return [json.dumps([rank | {"rank": rank["rank"] + 2, "waits_for": self._waits_for} for rank in ranks])]
-
-
-def test_the_node_of_the_culprit_acts(pids):
-    node = Node(pids, OtherNode("gloo:all_reduce #1"), world_size=4)
-    node.train()
-    hang = node.look_after(14.0)
-    assert hang is not None
-    assert ([c.rank for c in hang.culprits], [v.rank for v in hang.victims]) == ([0, 1], [2, 3])
+@pytest.mark.parametrize("busy", range(6))
+def test_the_node_of_the_culprit_alone_acts(pids, busy):
+    job = Job(pids, 3)
+    job.train()
+    job.look_after(10.5)
+    job.answer(busy=busy)
+    job.look_after(0.5)
+    verdicts = job.look_after(0.5)
+    assert [place for place, hang in enumerate(verdicts) if hang is not None] == [busy // 2]
+    hang = verdicts[busy // 2]
+    assert [each.rank for each in hang.culprits] == [busy]
+    assert sorted(each.rank for each in hang.victims) == [rank for rank in range(6) if rank != busy]
 
 
-def test_the_node_of_the_victims_leaves_it_to_the_other(pids):
-    node = Node(pids, OtherNode(""), world_size=4)
-    node.train()
-    node.look_after(10.5)
-    for rank in range(2):
-        node.answer(rank, "gloo:all_reduce #1")
-    assert node.look_after(5.0) is None
+def test_a_deadlock_is_of_all_ranks_and_the_first_node_acts(pids):
+    job = Job(pids, 2)
+    job.train()
+    job.look_after(10.5)
+    job.answer()
+    first, other = job.look_after(1.0)
+    assert other is None
+    assert first.is_deadlock and len(first.culprits) == 4
+
+
+def test_ranks_that_go_on_after_a_silence_are_judged_anew(pids):
+    job = Job(pids, 2)
+    job.train()
+    job.look_after(10.5)
+    job.answer(busy=3)  # before it is asked for that, it has gone on
+    job.train(steps=2)
+    assert job.look_after(9.0) == [None, None]
+    before = job.store.requests
+    job.look_after(0.5)
+    assert job.store.requests - before == 2  # rest: each node looks at one key
+    job.look_after(2.0)
+    job.answer(busy=2)
+    job.look_after(0.5)
+    assert [hang and hang.first.rank for hang in job.look_after(0.5)] == [None, 2]
+
+
+@pytest.mark.parametrize("nodes", [4, 16])
+def test_requests_grow_with_the_nodes_and_not_with_their_square(pids, nodes):
+    job = Job(pids, nodes)
+    job.train()
+    before = job.store.requests
+    job.look_after(5.0)
+    assert job.store.requests - before == 10 * nodes
+    job.look_after(6.0)
+    before = job.store.requests
+    job.look_after(0.5)
+    assert job.store.requests - before <= 3 * nodes + 3
 
 
 def test_many_steps_between_two_looks_are_counted_by_their_marks():

@@ -13,14 +13,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch.distributed as dist
-import torch.distributed.elastic.rendezvous.dynamic_rendezvous as torch_rendezvous
 from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, MultiprocessContext, SignalException
 from torch.distributed.elastic.rendezvous.api import RendezvousError
-from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
-from torch.distributed.elastic.rendezvous.utils import _delay
 
 from trainworks.host.clock import SystemClock
 from trainworks.host.node_check import is_fit
@@ -33,12 +29,13 @@ from trainworks.recover.decisions import Action
 from trainworks.recover.restarts import RANK_RESTART, RestartLimit, backoff_s
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.fork_server import run_rank
+from trainworks.worker.health.exchange import StoreExchange
 from trainworks.worker.health.hang import Hang, HangLimits, HangMonitor
 from trainworks.worker.health.heartbeat import HeartbeatBoard
 from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
+from trainworks.worker.meeting import KnownNodes
 from trainworks.worker.mesh import open_store
 
-_JOIN_TIMEOUT = timedelta(minutes=10)
 _STORE_TIMEOUT = timedelta(seconds=60)
 _PAUSE_S = 0.02
 """Between two looks at the ranks, at least: an ended rank is seen at once, and others may still be ending."""
@@ -46,8 +43,6 @@ _LOOK_EVERY_S = 0.2
 """Between two looks at ranks that all run: a look costs them a third of a millisecond of a core."""
 _EXIT_TIMEOUT_S = 20
 _STACK_TAKES_S = 0.3
-_LOOKS_PER_S = 100
-"""Looks into the rendezvous store by all nodes together, at most, while they wait for each other."""
 _NO_LIMIT = 2**31
 """Restarts that torch may make: `recover.restarts` limits them."""
 _STACK_CHARS = 20_000
@@ -76,7 +71,6 @@ def run_node(
     """
     # Without it a restarted rank finds the addresses of its dead predecessors in the store (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    _shorten_delays(resolved.processes.nodes)
     try:
         host, _, port = store.rpartition(":")
         met = open_store(host, int(port), serves=node == 0, listener=store_fd, timeout=_STORE_TIMEOUT)
@@ -93,39 +87,15 @@ def run_node(
     return as_exit_code(agent.first_bad_code) if result.is_failed() else ExitCode.OK
 
 
-def _shorten_delays(nodes: int) -> None:
-    """Let few nodes meet sooner than torch does, whose delays protect the store from thousands of them.
-
-    Each node waits up to 0.3 s before its first and its second rendezvous, and 1 s before each look for the others.
-    """
-    part = min(1.0, nodes / _LOOKS_PER_S)
-
-    def delay(seconds: float | tuple[float, float]) -> None:
-        _delay((part * seconds[0], part * seconds[1]) if isinstance(seconds, tuple) else part * seconds)
-
-    torch_rendezvous._delay = delay
-
-
 def _agent(
     resolved: ResolvedRun, run_dir: RunDir, data: DataFolders, node: int, address: str, store: dist.Store
 ) -> _NodeAgent:
     nodes, per_node = resolved.processes.nodes, resolved.processes.processes_per_node
     board = HeartbeatBoard(per_node)
-    rendezvous = DynamicRendezvousHandler.from_backend(
-        resolved.run_id,
-        store,
-        C10dRendezvousBackend(store, resolved.run_id),
-        min_nodes=nodes,
-        max_nodes=nodes,
-        local_addr=address,
-        timeout=RendezvousTimeout(join=_JOIN_TIMEOUT),
-        keep_alive_interval=1,
-        keep_alive_max_attempt=5,
-    )
     spec = WorkerSpec(
         role="trainer",
         local_world_size=per_node,
-        rdzv_handler=rendezvous,
+        rdzv_handler=KnownNodes(resolved.run_id, store, node, nodes, address),
         fn=run_rank,
         args=(str(run_dir.path), str(data.train), node, os.getpid(), board.path, dict(data.evaluation)),
         max_restarts=_NO_LIMIT,
@@ -137,12 +107,12 @@ def _agent(
         recover.start_timeout,
         plan.step_time.total_s if plan is not None else 0.0,
     )
-    exchange = _StoreExchange(store, node, nodes) if nodes > 1 else None
+    exchange = StoreExchange(store, node, nodes) if nodes > 1 else None
     monitor = HangMonitor(
         board,
         limits,
         world_size=resolved.processes.world_size,
-        exchange=exchange.share if exchange else None,
+        exchange=exchange,
         now=time.monotonic,
     )
     return _NodeAgent(spec, resolved, run_dir, node, board, monitor, exchange)
@@ -156,28 +126,6 @@ class _SupersededAgent(Exception):
     """A later start has the run, or this node."""
 
 
-class _StoreExchange:
-    """Exchange of rank observations between nodes, through the rendezvous store."""
-
-    def __init__(self, store: dist.Store, node: int, nodes: int) -> None:
-        self._store = store
-        self._node = node
-        self._nodes = nodes
-        self._round = ""
-
-    def begin(self, group: str) -> None:
-        """Start a new round: observations of earlier ranks do not count."""
-        self._round = group
-
-    def share(self, own: str) -> list[str]:
-        """Last observations of the other nodes; none while the store is unreachable, which the rendezvous detects."""
-        keys = [f"hang/{self._round}/{node}" for node in range(self._nodes) if node != self._node]
-        with contextlib.suppress(dist.DistError, RuntimeError):
-            self._store.set(f"hang/{self._round}/{self._node}", own)
-            return [self._store.get(key).decode() for key in keys if self._store.check([key])]
-        return []
-
-
 class _NodeAgent(LocalElasticAgent):
     """Starts ranks by fork server, kills them without waiting, and restarts only what a restart can help."""
 
@@ -189,7 +137,7 @@ class _NodeAgent(LocalElasticAgent):
         node: int,
         board: HeartbeatBoard,
         monitor: HangMonitor,
-        exchange: _StoreExchange | None,
+        exchange: StoreExchange | None,
     ) -> None:
         logs = DefaultLogsSpecs(log_dir=str(run_dir.logs / "elastic"))  # its error files; ranks redirect themselves
         super().__init__(spec, logs, start_method="forkserver", exit_barrier_timeout=_EXIT_TIMEOUT_S)

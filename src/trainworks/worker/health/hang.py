@@ -1,11 +1,11 @@
-"""Find the rank that hangs among those that only wait for it: each node watches its ranks, and all nodes judge alike.
+"""Find the rank that hangs among those that only wait for it: each node watches its ranks, and one node judges.
 
 In a synchronous job one hung rank blocks all others, so silence alone does not show the cause. The cause is a rank that
 does *not* wait for others: a signal stopped it, it does not answer, or its main thread is outside of any collective. If
 all ranks wait, they are in a deadlock.
 
-Every node hands what it sees of its own ranks to the others through the rendezvous store, as durations: the clocks of
-two machines are not compared. The node of the first culprit acts. `find_hang` is pure: observations in, a verdict out.
+While a rank is overdue, every node hands over what it sees of its own ranks, as durations: the clocks of two machines
+are not compared. The node of the first culprit acts. `find_hang` is pure: observations in, a verdict out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import Protocol
 
 from pydantic import TypeAdapter
 
@@ -122,7 +123,7 @@ class RankObservation:
 
 
 _OBSERVATIONS = TypeAdapter(list[RankObservation])
-"""What a node hands to the others."""
+"""What a node hands over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,10 @@ def _ranks(observations: Sequence[RankObservation]) -> str:
     )
 
 
+_HANG = TypeAdapter(Hang)
+"""What the node that judges tells that of the culprit."""
+
+
 def find_hang(observations: Sequence[RankObservation]) -> Hang | None:
     """The hang of the job; None while any rank may still make progress.
 
@@ -263,6 +268,25 @@ class Watched:
             self.step_at = beat.step, now
 
 
+class Exchange(Protocol):
+    """Between the nodes of a job; see `StoreExchange`."""
+
+    def is_asked(self, *, is_urgent: bool) -> bool:
+        """Whether a rank of any node is overdue; `is_urgent` says that one of this node is."""
+
+    def gather(self, own: str) -> list[str]:
+        """Hand over this node's text; those of all nodes for the one that judges."""
+
+    def tell(self, node: int, verdict: str) -> None:
+        """Tell a node the verdict."""
+
+    def told(self) -> str | None:
+        """The verdict about this node."""
+
+    def rest(self) -> None:
+        """No rank is overdue any more."""
+
+
 @dataclass(eq=False)
 class HangMonitor:
     """Looks at the ranks of one node, and at what the other nodes say of theirs.
@@ -273,8 +297,8 @@ class HangMonitor:
     board: HeartbeatBoard
     limits: HangLimits
     world_size: int
-    exchange: Callable[[str], list[str]] | None
-    """Hands this node's text over to all; returns the last ones of the other nodes that have given any."""
+    exchange: Exchange | None
+    """With the other nodes; None where there are none."""
     now: Callable[[], float]
     _ranks: list[Watched] = field(default_factory=list, init=False)
     _looked_at: float = field(default=0.0, init=False)
@@ -300,11 +324,28 @@ class HangMonitor:
             rank.see(self.board.read(rank.local_rank), now)
             rank.peak_bytes = max(rank.peak_bytes, memory.peak_bytes(rank.pid))
         own = [self._sighting(rank, now) for rank in self._ranks]
-        everybody = own + self._others(own)
-        if any(observation.is_overdue for observation in everybody):
-            self._ask(now)
-        hang = find_hang(everybody) if len(everybody) == self.world_size else None
-        return hang if hang and hang.first in own else None
+        is_urgent = any(observation.is_overdue for observation in own)
+        if not (is_urgent if self.exchange is None else self.exchange.is_asked(is_urgent=is_urgent)):
+            return None
+        self._ask(now)
+        if self.exchange is None:
+            return find_hang(own) if len(own) == self.world_size else None
+        return self._judge(self.exchange, own)
+
+    def _judge(self, exchange: Exchange, own: Sequence[RankObservation]) -> Hang | None:
+        """The verdict of the node that judges, if it is about a rank of this node."""
+        nodes = [
+            _OBSERVATIONS.validate_json(text) for text in exchange.gather(_OBSERVATIONS.dump_json([*own]).decode())
+        ]
+        everybody = [observation for node in nodes for observation in node]
+        if len(everybody) == self.world_size:
+            if (hang := find_hang(everybody)) is not None:
+                place = next(place for place, node in enumerate(nodes) if hang.first in node)
+                exchange.tell(place, _HANG.dump_json(hang).decode())
+            elif not any(observation.is_overdue for observation in everybody):
+                exchange.rest()
+        told = exchange.told()
+        return None if told is None else _HANG.validate_json(told)
 
     def last_seen(self, rank: int) -> Watched:
         """A rank of this node, with its very last mark, even if it has ended since."""
@@ -337,9 +378,3 @@ class HangMonitor:
                 if rank.beat.count:  # before that the signal would end it
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(rank.pid, signal.SIGUSR2)
-
-    def _others(self, own: Sequence[RankObservation]) -> list[RankObservation]:
-        if self.exchange is None:
-            return []
-        texts = self.exchange(_OBSERVATIONS.dump_json(list(own)).decode())
-        return [observation for text in texts for observation in _OBSERVATIONS.validate_json(text)]
