@@ -202,6 +202,28 @@ def test_ansible_writes_what_verify_compares(tmp_path: Path, system: str) -> Non
         assert each.mode in (None, f"{path.stat().st_mode & 0o7777:o}"), each.name
 
 
+@pytest.mark.lane("test-all")
+@pytest.mark.skipif(not ANSIBLE.exists(), reason="NOT TESTED: loops of tasks, without Ansible: trainworks[cluster]")
+def test_ansible_takes_what_tasks_and_handlers_go_through(tmp_path: Path) -> None:
+    write_stack("examples/cluster-demo/shapes/roce.yaml", tmp_path)
+    files = [*tmp_path.glob("roles/*/tasks/*.yaml"), *tmp_path.glob("roles/*/handlers/*.yaml")]
+    tasks = [task for path in files for task in yaml.safe_load(path.read_text()) or []]
+    tasks += [inner for task in tasks for inner in task.get("block", ())]
+    loops = {task["loop"] for task in tasks if isinstance(task.get("loop"), str)}
+    rails = "{{ range(fabric_rails) | list }}"
+    steps = [
+        {"name": loop.strip("{} "), "ansible.builtin.debug": {"msg": "{{ item }}"}, "loop": loop, "ignore_errors": True}
+        for loop in sorted(loops)
+    ]
+    play = {"hosts": "gpu1", "gather_facts": False, "connection": "local", "tasks": steps}
+    (tmp_path / "loops.yaml").write_text(yaml.safe_dump([play]))
+    done = subprocess.run([ANSIBLE, "loops.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert rails in loops and "item=1" in said, said
+    wrong = [line for line in said.splitlines() if "loop" in line and "must" in line or "unsupported" in line]
+    assert not wrong
+
+
 def test_files_go_to_the_hosts_of_their_roles() -> None:
     found = delivered("examples/cluster/stack.yaml")
     hosts = {path: [host for host in found if path in found[host]] for each in found.values() for path in each}
