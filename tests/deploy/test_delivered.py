@@ -220,7 +220,7 @@ def test_ansible_takes_what_tasks_and_handlers_go_through(tmp_path: Path) -> Non
     done = subprocess.run([ANSIBLE, "loops.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False)
     said = done.stdout + done.stderr
     assert rails in loops and "item=1" in said, said
-    wrong = [line for line in said.splitlines() if "loop" in line and "must" in line or "unsupported" in line]
+    wrong = [line for line in said.splitlines() if ("loop" in line and "must" in line) or "unsupported" in line]
     assert not wrong
 
 
