@@ -66,7 +66,8 @@ class ScriptMetricsReader:
     """
 
     def __init__(self, run_dir: RunDir, resolved: ResolvedRun, ranks: range, attempt: int) -> None:
-        self._run_dir, self._options, self._steps = run_dir, resolved.run_file.metrics, LoggedSteps(attempt)
+        tokens = resolved.plan.tokens_per_step if resolved.plan else None
+        self._run_dir, self._options, self._steps = run_dir, resolved.run_file.metrics, LoggedSteps(attempt, tokens)
         self._workdir, self._pids = Path(resolved.working_folder), set[int]()
         wanted, self._is_first = self._options.source, 0 in ranks
         self._outputs = {

@@ -131,9 +131,11 @@ class ClusterTurn(abc.ABC):
         if resolved.run_file.workload is not None and resolved.plan is None:
             resolved = plan(self.run_dir, on_first_node)
         changes: dict[str, Any] = {"processes": processes_on(resolved, got, self.engine)}
-        if resolved.plan is None:
+        if not resolved.is_workload:
             here = command_host(self.run_dir.path, has_environment=resolved.environment is not None)
             changes["host"] = host or here
+            if len(got.nodes) != resolved.processes.nodes:
+                changes["plan"] = None  # of other nodes
         if folder is not None:
             changes["working_folder"] = str(folder)
         self.resolved = resolved = resolved.model_copy(update=changes)

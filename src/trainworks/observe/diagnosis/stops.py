@@ -273,7 +273,7 @@ def lost_to_gaps(facts: RunFacts) -> LostTime | None:
         lost_s=lost_s,
         evidence=(f"a step spends {format_duration(facts.median_of('other_s'))} outside its terms (median)",),
         remedy="Profile some steps, and look at what Python does between them.",
-        setting=None if facts.plan is None else "profile: 20:25",
+        setting="profile: 20:25" if facts.resolved.is_workload else None,
     )
 
 
