@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trainworks
-from tests.fakes import read_rows
+from tests.fakes import metrics_row, read_rows
 from tests.observe_why.conftest import calibration
 from trainworks.api.launching import workload_plan
 from trainworks.api.launching.prepared_run import prepare
 from trainworks.api.observing.why import diagnosis_of
+from trainworks.api.resuming.changes import ResumeChanges, changed_run
 from trainworks.api.run_request import RunRequest
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile
@@ -25,6 +27,7 @@ from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.run.processes import training_processes
 from trainworks.record.calibration import CalibrationRequest
 from trainworks.record.measured.finished_run import finished_run, software_of
+from trainworks.record.metrics import append_metrics
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
 
@@ -204,6 +207,36 @@ def test_a_killed_command_keeps_its_plan_when_it_resumes(tmp_path: Path, request
     report = run.report()
     assert report.comparison is not None and report.training is not None and len(report.attempts) == 2
     assert report.training.steps_done == report.training.num_steps == 40
+
+
+def test_a_resume_on_other_ranks_plans_them(tmp_path: Path, requests: list[CalibrationRequest]) -> None:
+    run = trainworks.run(command(layout={"dp_replicate": 1}), folder=tmp_path)
+    changed, _ = changed_run(run.run_dir, ResumeChanges(nproc=2), node_planner="none")
+    assert changed.plan is not None and changed.plan.of_command
+    assert [request.num_ranks for request in requests] == [1, 2]
+    assert changed.plan.layout.world_size == changed.processes.world_size == 2
+
+
+def test_a_program_that_prints_every_tenth_step_is_not_called_slow(
+    tmp_path: Path, requests: list[CalibrationRequest]
+) -> None:
+    run = trainworks.run(command(run="true"), folder=tmp_path)
+    plan = run.resolved.plan
+    assert plan is not None
+    rows = (
+        metrics_row(step, step_s=plan.step_time.total_s, num_steps=10, tokens=plan.tokens_per_step)
+        for step in range(10, 410, 10)
+    )
+    append_metrics(run.run_dir.metrics_file, rows)
+    diagnosis = diagnosis_of(run)
+    assert diagnosis.num_steps == 400
+    assert "slow_compute" not in {cause.name for cause in diagnosis.causes}
+
+
+def test_a_setting_reaches_what_a_command_trains() -> None:
+    text = f"name: a\nrun: {SCRIPT!r}\ntrains: {json.dumps(TRAINS)}\n"
+    run_file, _ = parse_run_file(text, name="run.yaml", settings={"trains.global_batch": "16"})
+    assert run_file.trains is not None and run_file.trains.global_batch == 16
 
 
 def test_a_command_teaches_its_own_plans_alone(

@@ -213,7 +213,7 @@ class RunFacts:
         if self.planned is None:
             return self.shares.compute_s
         bubble_s = self.planned_terms.bubble_s if self.planned_terms else 0.0
-        return min(self.shares.compute_s, (self.planned.compute_s - bubble_s) * len(self.rows))
+        return min(self.shares.compute_s, (self.planned.compute_s - bubble_s) * float(self.rows.num_steps.sum()))
 
     @cached_property
     def shares(self) -> StepShares:
