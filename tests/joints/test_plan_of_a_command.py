@@ -181,7 +181,8 @@ def test_a_job_carries_the_plan_of_its_nodes_by_the_catalogue(tmp_path: Path, en
 
 
 def test_the_record_of_a_command_answers_for_its_plan(tmp_path: Path, requests: list[CalibrationRequest]) -> None:
-    run = trainworks.run(command(), folder=tmp_path)
+    until_written = 'while ! test -s "$TRAINWORKS_RUN_DIR/metrics.jsonl"; do sleep 0.1; done'
+    run = trainworks.run(command(run=f"{SCRIPT}; {until_written}"), folder=tmp_path)
     report, plan = run.report(), run.resolved.plan
     assert plan is not None and report.comparison is not None and report.training is not None
     compared = report.comparison
@@ -191,6 +192,7 @@ def test_the_record_of_a_command_answers_for_its_plan(tmp_path: Path, requests: 
     assert {row["tokens"] for row in read_rows(run.run_dir.metrics_file)} == {8 * 128}
     assert report.training.model.startswith("llama, 4 layers") and report.training.num_steps == 40
     assert compared.run_time.measured is not None and compared.anchor is not None
+    assert compared.memory.planned == plan.memory.total_bytes and (compared.memory.measured or 0) > 0
     notes = " ".join(diagnosis_of(run).notes)
     assert "lays out its own ranks" in notes and "`metrics: {samples_per_step: ...}`" in notes
     assert parameters_of(run.resolved)["trains.global_batch"] == 8

@@ -279,7 +279,7 @@ class ResolvedRun(Result, Spec):
     @property
     def longest_pause_s(self) -> float:
         """Predicted time between two looks of a workload at its stop file: a logging interval, and an evaluation."""
-        if self.plan is None:
+        if self.plan is None or not self.is_workload:
             return 0.0
         evaluation_s = self.plan.evaluation.evaluation_s if self.plan.evaluation else 0.0
         return self.plan.log_every_steps * self.plan.step_time.total_s + evaluation_s
