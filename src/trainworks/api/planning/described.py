@@ -142,29 +142,6 @@ _REPEATS = (
 )
 
 
-def forecast(
-    run_file: RunFile, source: Source | None, backend: Backend | None, *, learning: bool = True
-) -> Forecast | None:
-    """Plan a language model for the nodes of a scheduler.
-
-    Args:
-        run_file: of the job.
-        source: text of the run file, for the place of an error.
-        backend: says what accelerators its nodes have; None to take the word of the run file.
-        learning: whether stored measurements of this kind of cluster correct the plan.
-
-    Returns:
-        None where no formula has the model, or where the accelerators of the nodes are not known.
-
-    Raises:
-        LayoutError: the layout of the run file does not multiply to the accelerators.
-        UsageError: it does not fit the model.
-        EnvironmentProblem: no layout fits into the memory of these accelerators.
-    """
-    found = job_plan(run_file, source, backend, learning=learning)
-    return None if found is None else found.forecast()
-
-
 @dataclass(frozen=True, slots=True)
 class JobPlan:
     """The plan of a job by the catalogue, before it is submitted."""
@@ -205,7 +182,22 @@ class JobPlan:
 def job_plan(
     run_file: RunFile, source: Source | None, backend: Backend | None, *, learning: bool = True
 ) -> JobPlan | None:
-    """The plan of a job; arguments, errors and None are those of `forecast`."""
+    """Plan a language model for the nodes of a scheduler: a workload, or what a command trains.
+
+    Args:
+        run_file: of the job.
+        source: text of the run file, for the place of an error.
+        backend: says what accelerators its nodes have; None to take the word of the run file.
+        learning: whether stored measurements of this kind of cluster correct the plan.
+
+    Returns:
+        None where no formula has the model, or where the accelerators of the nodes are not known.
+
+    Raises:
+        LayoutError: the layout of the run file does not multiply to the accelerators.
+        UsageError: it does not fit the model.
+        EnvironmentProblem: no layout fits into the memory of these accelerators.
+    """
     run_file = run_file.as_planned
     workload = run_file.workload
     if workload is None or workload.task != "causal-lm":
