@@ -209,6 +209,8 @@ def test_a_killed_command_keeps_its_plan_when_it_resumes(tmp_path: Path, request
     report = run.report()
     assert report.comparison is not None and report.training is not None and len(report.attempts) == 2
     assert report.training.steps_done == report.training.num_steps == 40
+    (lost,) = (cause for cause in diagnosis_of(run).causes if cause.name == "lost_steps")
+    assert "the program loaded nothing that it had saved" in " ".join(lost.evidence)
 
 
 def test_a_resume_on_other_ranks_plans_them(tmp_path: Path, requests: list[CalibrationRequest]) -> None:
