@@ -195,17 +195,18 @@ def killed(script: Script, folder: Path, num_rows: int, alone_s: float) -> tuple
     command = command_of(script, folder)
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=offline())
-        begun, metrics = time.monotonic(), folder / "runs" / "script-1" / "metrics.jsonl"
-        while process.poll() is None and time.monotonic() - begun < LONGEST_S:
+        until, metrics, seen_at = time.monotonic() + LONGEST_S, folder / "runs" / "script-1" / "metrics.jsonl", None
+        while process.poll() is None and time.monotonic() < until:
+            targets = programs_of(script, process.pid)
+            seen_at = seen_at or (time.monotonic() if targets else None)
             rows = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
-            if rows >= max(1, num_rows // 3) or (not num_rows and time.monotonic() - begun > max(2.0, alone_s / 3)):
+            silent_s = 0.0 if num_rows or seen_at is None else time.monotonic() - seen_at
+            if targets and (silent_s > alone_s / 3 or rows > num_rows // 3 > 0):
+                for each in targets:
+                    with suppress(psutil.Error):
+                        each.kill()
                 break
-            time.sleep(0.05)
-        target = script.line.split()[1]
-        for each in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else ():
-            with suppress(psutil.Error):
-                if len(each.cmdline()) > 1 and target in each.cmdline()[1] and "bash" not in each.name():
-                    each.kill()
+            time.sleep(0.2)
         process.wait(LONGEST_S)
     report = trainworks.report(folder=folder / "runs")
     if len(report.attempts) < 2:
@@ -216,6 +217,16 @@ def killed(script: Script, folder: Path, num_rows: int, alone_s: float) -> tuple
     told = any("first step again" in text for cause in causes for text in cause.evidence)
     hint = ", `why` names the argument" if told else ""
     return f"{report.state}, {did}{hint}", report.training.lost_steps if report.training else 0
+
+
+def programs_of(script: Script, root: int) -> list[psutil.Process]:
+    """Processes below `root` that run the script's file."""
+    file, found = script.line.split()[1], list[psutil.Process]()
+    with suppress(psutil.Error):
+        for each in psutil.Process(root).children(recursive=True):
+            with suppress(psutil.Error):
+                found += [each] if file in each.cmdline()[1:2] else []
+    return found
 
 
 def row(outcome: Outcome) -> str:

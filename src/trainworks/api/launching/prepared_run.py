@@ -47,11 +47,6 @@ class PreparedRun:
     """True if the run starts at once on this machine and ends with this process; False if it enters a queue."""
 
     @property
-    def is_here(self) -> bool:
-        """Whether the run is for this machine."""
-        return self.resolved.run_file.cluster.engine == "local"
-
-    @property
     def spec(self) -> JobSpec:
         """What the run requests from its backend."""
         return spec_of_run(self.resolved)
@@ -73,7 +68,7 @@ class PreparedRun:
             EnvironmentProblem: the model does not fit into their memory.
         """
         run_file = self.resolved.run_file
-        if self.is_here:
+        if run_file.cluster.engine == "local":
             return self
         from trainworks.api.planning.described import job_plan  # noqa: PLC0415  # imports the catalogue
 
