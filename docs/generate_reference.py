@@ -182,6 +182,7 @@ def run_file_page() -> str:
         ("checkpoint", recovery.Checkpoint),
         ("recover", recovery.Recover),
         ("guard", recovery.Guard),
+        ("metrics", track.ScriptMetrics),
         ("track", track.Track),
         ("track.tensorboard", track.TensorBoard),
         ("track.mlflow", track.MLflow),

@@ -9,7 +9,7 @@ import pytest
 from tests.backends.small_backend import SmallBackend
 from tests.fakes import resolved_command, spec
 from tests.report.conftest import make_plan
-from trainworks.api.planning.described import forecast
+from trainworks.api.planning.described import job_plan
 from trainworks.api.planning.expected_cost import expected_cost
 from trainworks.backends.backend import NodeStatus
 from trainworks.config.run_file import RunFile
@@ -52,6 +52,12 @@ def run_file(accelerators: str = "H100:8", **changes: Any) -> RunFile:
         "cluster": {"engine": "slurm", "nodes": 4} | changes.pop("cluster", {}),
     }
     return RunFile.model_validate(fields | changes)
+
+
+def forecast(*of_job: Any, **options: Any) -> Forecast | None:
+    """What the record keeps of the plan; None where there is none."""
+    found = job_plan(*of_job, **options)
+    return None if found is None else found.forecast()
 
 
 def planned(backend: SmallBackend | None = None, **of_run: Any) -> Forecast:

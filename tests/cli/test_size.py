@@ -316,7 +316,7 @@ def test_a_command_has_nothing_to_size(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("name: x\nrun: python train.py\n")
     done = trainworks_program("size", "run.yaml", folder=tmp_path)
     assert done.returncode == 2
-    assert "only a `workload` can" in done.stderr
+    assert "nothing says what this command trains" in done.stderr
 
 
 def test_teams_that_do_not_say_how_often_they_start_are_refused_with_the_line(run_file: Path) -> None:

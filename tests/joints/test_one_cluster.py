@@ -18,7 +18,7 @@ import yaml
 import trainworks
 from tests.plan.shapes import workload
 from trainworks.api.deploying import render_stack
-from trainworks.api.planning.described import forecast
+from trainworks.api.planning.described import job_plan
 from trainworks.api.proposal import stack_yaml
 from trainworks.catalog.catalog import load_catalog, system_of
 from trainworks.catalog.cluster import ClusterDescription, parse_cluster
@@ -196,7 +196,8 @@ def test_its_price_and_the_step_on_it_are_one(views: Views) -> None:
     cluster, planned = views.words, views.planned
     run_file = views.run_file(workload=views.workload)
     assert hardware(planned.job.cluster.model_copy(update={"spread_share": cluster.spread_share})) == hardware(cluster)
-    told = forecast(run_file, None, None, learning=False)
+    found = job_plan(run_file, None, None, learning=False)
+    told = found and found.forecast()
     assert told is not None
     assert told.step_s == planned.best[0].step_time_s
     assert told.layout == resolved_of(planned.best[0].layout, None)

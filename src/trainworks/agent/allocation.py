@@ -15,7 +15,7 @@ from trainworks.record.run_dir import RunDir
 
 if TYPE_CHECKING:
     from trainworks.record.processes import Processes
-    from trainworks.record.resolved import ResolvedRun
+    from trainworks.record.resolved import Plan, ResolvedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +85,11 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
         "accelerators_per_node": accelerators_per_node,
     }
     return planned.model_copy(update=changes)
+
+
+def plan_on(resolved: ResolvedRun, got: Allocation) -> Plan | None:
+    """The plan of a run on its allocated nodes; None for a command that asked for another number of them."""
+    return resolved.plan if resolved.is_workload or len(got.nodes) == resolved.processes.nodes else None
 
 
 def signs_of_life(run_dir: RunDir) -> float:

@@ -31,6 +31,7 @@ from trainworks.jobs.program import shell_of
 from trainworks.record.events.job import AgentStartedEvent, FailureEvent
 from trainworks.record.events.training import AttemptEvent
 from trainworks.record.exit_code import as_exit_code
+from trainworks.record.metrics import TOKENS_PER_STEP
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
@@ -173,6 +174,8 @@ class _CommandNode:
             run_file.framework, self._resolved.processes, self._rendezvous, node=self._node, local_rank=local_rank
         )
         own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id, "TRAINWORKS_COMMAND": "1"}
+        if (plan := self._resolved.plan) is not None:
+            own |= {TOKENS_PER_STEP: str(plan.tokens_per_step)}
         env = default_environment(self._resolved.processes) | os.environ | ranks | own | run_file.written_envs
         if run_file.metrics.source not in ("output", "none"):
             env |= tracker_environment(self._run_dir.script_trackers.resolve(), env)

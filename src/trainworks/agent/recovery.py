@@ -148,9 +148,11 @@ class Recovery:
 
     def look(self) -> None:
         """Follow a job whose ranks train: anchor its plan, name slow nodes, and take missing ones back."""
-        if self.is_pausing or not self._now.is_workload:
+        if self.is_pausing:
             return
         self.anchor()
+        if not self._now.is_workload:
+            return
         if (slow := self._stragglers.look(self._anchors.step_s)) is not None:
             self._answer_straggler(slow)
         elif len(self._places) < self.resolved.processes.nodes:

@@ -29,6 +29,7 @@ from trainworks.agent.log_metrics import LogReader, reading_of
 from trainworks.config.track import MetricName
 from trainworks.files import size_of
 from trainworks.host.clock import SystemClock
+from trainworks.host.memory import peak_bytes
 from trainworks.host.process import has_children
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.events.training import FinishedEvent, MetricsSourceEvent
@@ -66,8 +67,12 @@ class ScriptMetricsReader:
     """
 
     def __init__(self, run_dir: RunDir, resolved: ResolvedRun, ranks: range, attempt: int) -> None:
-        self._run_dir, self._options, self._steps = run_dir, resolved.run_file.metrics, LoggedSteps(attempt)
+        tokens = resolved.plan.tokens_per_step if resolved.plan else None
+        self._run_dir, self._options, self._steps = run_dir, resolved.run_file.metrics, LoggedSteps(attempt, tokens)
         self._workdir, self._pids = Path(resolved.working_folder), set[int]()
+        # on an accelerator the host's memory of a rank is not what the plan is of
+        self._peaks_at = 0.0 if tokens is not None and resolved.processes.device == "cpu" else math.inf
+        self._peaks_every_s = 1.0
         wanted, self._is_first = self._options.source, 0 in ranks
         self._outputs = {
             f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.pattern, self._options.names))
@@ -151,6 +156,9 @@ class ScriptMetricsReader:
         held = self._held.get(self._source, [])
         rows = self._steps.rows(held if self._source in self._outputs else sorted(held, key=itemgetter("t")))
         self._held.clear()
+        if rows and (now := SystemClock().now()) >= self._peaks_at and (peak := _largest_peak_bytes()):
+            rows[-1]["memory_peak_bytes"] = peak
+            self._peaks_at, self._peaks_every_s = now + self._peaks_every_s, min(2 * self._peaks_every_s, 60.0)
         append_metrics(metrics, rows)
         self._size = size_of(metrics)
         if self._options.patience is not None and any(
@@ -161,6 +169,13 @@ class ScriptMetricsReader:
             self._is_over = found.is_stalled(self._options.patience)
             if self._is_over:  # the supervisor ends the ranks
                 self._run_dir.note(FinishedEvent(kind="finished", step=rows[-1]["step"], early=True))
+
+
+def _largest_peak_bytes() -> int:
+    """Largest resident memory so far of a process that this one, or a child of it, has started; 0 without any."""
+    with suppress(psutil.Error):
+        return max((peak_bytes(one.pid) for one in psutil.Process().children(recursive=True)), default=0)
+    return 0
 
 
 class _Output:

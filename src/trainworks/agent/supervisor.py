@@ -242,6 +242,8 @@ class Supervisor:
         if self._recovery.unfit is not None:
             return self._enter(End.of_failure(JobState.FAILED, self._recovery.unfit, exit_code=ExitCode.ENVIRONMENT))
         if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):
+            if self._resolved.plan is not None:
+                self._remember()
             return self._enter(End(JobState.SUCCEEDED, exit_code=0))
         if self._stop_signals or last == "stopped":
             return self._enter(self._stopped(events, last))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trainworks.agent.allocation import Allocation, plan, processes_on
+from trainworks.agent.allocation import Allocation, plan, plan_on, processes_on
 from trainworks.agent.observers import await_observers
 from trainworks.agent.supervisor import SIGNALS, Supervisor, own_status, supervise
 from trainworks.files import take_lock
@@ -130,8 +130,11 @@ class ClusterTurn(abc.ABC):
         resolved = self.run_dir.read_resolved()
         if resolved.run_file.workload is not None and resolved.plan is None:
             resolved = plan(self.run_dir, on_first_node)
-        changes: dict[str, Any] = {"processes": processes_on(resolved, got, self.engine)}
-        if resolved.plan is None:
+        changes: dict[str, Any] = {
+            "processes": processes_on(resolved, got, self.engine),
+            "plan": plan_on(resolved, got),
+        }
+        if not resolved.is_workload:
             here = command_host(self.run_dir.path, has_environment=resolved.environment is not None)
             changes["host"] = host or here
         if folder is not None:

@@ -270,7 +270,7 @@ class AnchorWatch:
 
     def _take(self, plan: Plan) -> None:
         rows, self._read = read_lines_from(self._run_dir.metrics_file, self._read)
-        for row in cast(list[MetricsRow], rows):
+        for row in (each for each in cast(list[MetricsRow], rows) if each.get("num_steps", 1)):
             if self._search is None or self._search.attempt != row["attempt"]:
                 self._said = 0
                 every = plan.evaluation.every_steps if plan.evaluation else None

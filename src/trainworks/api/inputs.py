@@ -125,7 +125,7 @@ def cluster_argument(on: str) -> ClusterDescription:
 def described_run(
     run: RunInput, on: str | None, *, task: str, settings: Settings = NO_SETTINGS
 ) -> tuple[RunFile, Source | None]:
-    """Read a run file whose cluster, or its replacement, is a described one.
+    """Read a run file whose cluster, or its replacement, is a described one; of a command what it trains.
 
     Args:
         run: a run file.
@@ -144,7 +144,7 @@ def described_run(
             place=source.place(("cluster",)) if source else None,
             hint='describe one in `cluster`, or with `--on "16 nodes of DGX H100"`',
         )
-    return run_file, source
+    return run_file.as_planned, source
 
 
 def quantity(name: str, value: Quantity | None, parse: Callable[[str], float], *, zero: bool = False) -> float | None:

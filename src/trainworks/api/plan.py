@@ -7,7 +7,13 @@ from typing import overload
 
 from trainworks.api.inputs import RunInput, argument, described_run, load_run, on_cluster
 from trainworks.api.notices import Notify, silent
-from trainworks.api.planning.described import blaming_layout, check_ranks, plan_cluster, planned_shape
+from trainworks.api.planning.described import (
+    blaming_layout,
+    check_ranks,
+    plan_cluster,
+    planned_shape,
+    workload_of,
+)
 from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source
@@ -92,11 +98,12 @@ def plan(
         _check_machine_arguments(**sizes_of_job, recalibrate=recalibrate or None, tune=tune or None)
         if run_file.cluster.engine != "described":
             _check_job(run_file, source)
-        return plan_cluster(run_file, source, all_sizes=sizes, learning=not without_learning)
+        return plan_cluster(run_file.as_planned, source, all_sizes=sizes, learning=not without_learning)
     if sizes:
         raise UsageError("`sizes` is for a described cluster", hint="describe one with `--on` or in `cluster`")
     from trainworks.api.launching.resolve import resolve  # noqa: PLC0415 - imports the probes of this machine
 
+    workload_of(run_file.as_planned)
     resolved = resolve(
         run_file,
         source,
@@ -105,8 +112,6 @@ def plan(
         planning=Planning(again=recalibrate, learning=not without_learning, tune=tune, announce=announce),
         shape=planned_shape(run_file, source),
     )
-    if resolved.run_file.workload is None:
-        raise UsageError("a command cannot be planned; only a `workload` can")
     if resolved.plan is None:
         engine = resolved.run_file.cluster.engine
         raise UsageError(

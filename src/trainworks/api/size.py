@@ -23,8 +23,9 @@ from trainworks.api.inputs import (
     seconds,
     share,
 )
+from trainworks.api.planning.described import workload_of
 from trainworks.api.sizing.details import Planned, add_alternatives, details_of, share_capacity, smallest_clusters
-from trainworks.api.sizing.plans import PlanCache, powers, smallest, workload_of
+from trainworks.api.sizing.plans import PlanCache, powers, smallest
 from trainworks.api.sizing.reliability import may_meet
 from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
@@ -170,13 +171,13 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         if is_there and not (nodes or names or common["only"]):
             nodes = (existing_nodes(described_cluster(run_file, source), price),)
             common["largest"] = largest or nodes[0].there
-        return SizingRequest(run_file=run_file, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]
+        return SizingRequest(run_file=run_file.as_planned, goal=goal, nodes=nodes, **common)  # type: ignore[arg-type]
 
     if isinstance(run, list):
         loaded = [_on_scheduler(*load_run(each, settings), engine) for each in run]
         return share_capacity([(request(run_file, source), source) for run_file, source in loaded], progress)
     run_file, source = _on_scheduler(*load_run(run, settings), engine)
-    return _propose(request(run_file, source), source, progress)
+    return _propose(request(run_file, source), run_file, source, progress)
 
 
 def _on_scheduler(run_file: RunFile, source: Source | None, engine: str | None) -> tuple[RunFile, Source | None]:
@@ -206,7 +207,7 @@ def _on_scheduler(run_file: RunFile, source: Source | None, engine: str | None) 
     return run_file, source
 
 
-def _propose(request: SizingRequest, source: Source | None, progress: Progress) -> Proposal:
+def _propose(request: SizingRequest, run_file: RunFile, source: Source | None, progress: Progress) -> Proposal:
     plans = PlanCache(request.run_file, source, learning=request.learning)
     sized = _alternatives(request, plans, progress)
     chosen = choose(sized.alternatives, request.goal)
@@ -214,11 +215,7 @@ def _propose(request: SizingRequest, source: Source | None, progress: Progress) 
         raise _unmet(sized.alternatives, request.goal)
     plan = plans.exactly(chosen.candidate.cluster(chosen.num_nodes))
     details = details_of(chosen, sized.runs[chosen.candidate.node, chosen.num_nodes], plan, request, plans)
-    written = (
-        source.parse()
-        if source and not source.settings
-        else request.run_file.model_dump(mode="json", exclude_unset=True)
-    )
+    written = source.parse() if source and not source.settings else run_file.model_dump(mode="json", exclude_unset=True)
     return Proposal(request, chosen, sized, details, smallest_clusters(request, plans), written)
 
 

@@ -112,7 +112,7 @@ def prepare(
         show_findings(request.run_file, request.source, console, refuse=True)
     folder = runs_folder(options.runs, request.run_file.checkpoint.to)
     prepared = prepare_run(request, folder=folder, queued=queued, planning=planning)
-    if prepared.resolved.plan is not None:
+    if prepared.resolved.plan is not None and prepared.resolved.run_file.cluster.engine == "local":
         from trainworks.report.local_plan import LAYOUTS
         from trainworks.report.rendering.renderer import build_document
         from trainworks.report.rendering.text import print_document

@@ -173,3 +173,30 @@ class Resources(Spec):
     def memory_bytes(self) -> int | None:
         """Memory of a node; None without a request."""
         return round(self.memory * 1e9) if self.memory else None
+
+
+_OF_THE_PROGRAM = ("callbacks", "deterministic", "eval", "sample_prompt", "seed")
+"""Keys of a workload that change no plan of a step."""
+
+
+def check_trained(task: str, unit: str, trains: Spec) -> None:
+    """Refuse what the plan of a command cannot take.
+
+    Args:
+        task: of `trains`.
+        unit: of its length.
+        trains: a workload, which other keys may be set of.
+
+    Raises:
+        FieldError: nothing gives the model or the steps, or a key is for the program alone.
+    """
+    if task == "module":
+        hint = "name it by `preset`, `hf` or dimensions"
+        raise FieldError("`trains` is for a plan, which takes no model of a `task: module`", hint=hint)
+    if unit == "epochs":
+        hint = "give `trains.train_for` in steps or tokens"
+        raise FieldError("the plan of a command does not know how long an epoch is", hint=hint)
+    fields = type(trains).model_fields
+    if found := [name for name in _OF_THE_PROGRAM if getattr(trains, name) != fields[name].default]:
+        message = f"`trains.{found[0]}` has no effect: `trains` is for a plan, and the program trains"
+        raise FieldError(message, hint="leave it out, and say it to the program")

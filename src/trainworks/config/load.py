@@ -220,12 +220,15 @@ def _unknown_key(path: FieldPath, model: type[BaseModel]) -> tuple[str, str | No
 
 
 def _elsewhere(key: str) -> str | None:
-    """A hint with the keys of the run file that are called so, inside of any mapping that is not an item of a list."""
+    """A hint with the keys of the run file that are called so, inside of any mapping that is not an item of a list.
+
+    `trains` has those of `workload`, which stand for both.
+    """
     name, found = _OTHER_NAMES.get(key, key), list[str]()
     rest: list[tuple[tuple[str, ...], type[BaseModel]]] = [((), RunFile)]
     for path, model in rest:
         found += [".".join((*path, name))] if name in model.model_fields else []
-        fields = {key: info.annotation for key, info in model.model_fields.items()}
+        fields = {key: info.annotation for key, info in model.model_fields.items() if key != "trains"}
         inner = ((key, _inner_model(of)) for key, of in fields.items() if get_origin(of) is not tuple)
         rest += [((*path, field), of) for field, of in inner if of is not None]
     return f"did you mean {' or '.join(f'`{path}`' for path in found)}?" if 0 < len(found) <= 3 else None

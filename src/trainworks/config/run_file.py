@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from trainworks.config.autoscale import Autoscale
-from trainworks.config.backend_names import HOSTS, PUBLISHED, is_plugin
-from trainworks.config.command import EnvironmentValue, Framework, Resources
+from trainworks.config.backend_names import add_blocks, is_plugin
+from trainworks.config.command import EnvironmentValue, Framework, Resources, check_trained
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, Ssh, cluster_from_text
 from trainworks.config.environment import RunEnvironment, environment_from_text
@@ -134,25 +134,15 @@ class Workload(Spec):
         return self
 
     @model_validator(mode="after")
-    def _can_be_adapted(self) -> Workload:
-        if self.adapter is None:
-            return self
-        if self.task != "causal-lm" or (self.lacks_weights and self.model.hf is not None):
-            raise FieldError(
-                "`adapter` needs `task: causal-lm` and a checkpoint to adapt", hint="set `weights: pretrained`"
-            )
-        has_reference = self.preference is not None and self.preference.has_reference
-        self.adapter.check(self.precision, lacks_weights=self.lacks_weights, has_reference=has_reference)
-        return self
-
-    @model_validator(mode="after")
-    def _has_preferences(self) -> Workload:
+    def _can_be_fine_tuned(self) -> Workload:
         check_samples(self.preference, self.data.chat or Chat())
-        if self.preference is None:
-            return self
-        if self.task != "causal-lm" or (self.lacks_weights and self.model.hf is not None):
-            raise FieldError("`preference` needs `task: causal-lm` and a checkpoint", hint="set `weights: pretrained`")
-        if self.precision == "fp8":
+        if self.is_fine_tuned and (self.task != "causal-lm" or (self.lacks_weights and self.model.hf is not None)):
+            key = "preference" if self.adapter is None else "adapter"
+            raise FieldError(f"`{key}` needs `task: causal-lm` and a checkpoint", hint="set `weights: pretrained`")
+        if self.adapter is not None:
+            has_reference = self.preference is not None and self.preference.has_reference
+            self.adapter.check(self.precision, lacks_weights=self.lacks_weights, has_reference=has_reference)
+        if self.preference is not None and self.precision == "fp8":
             raise FieldError("`preference` does not support `precision: fp8`", hint="set `precision: bf16`")
         return self
 
@@ -167,13 +157,6 @@ class Workload(Spec):
         return self
 
 
-def _allow_plugin_blocks(schema: dict[str, Any]) -> None:
-    for name, distribution in PUBLISHED.items():
-        text = f"Options of the `{name}` backend, which `{distribution}` provides."
-        schema["properties"][name] = {"type": "object", "description": text}
-    schema["properties"]["hosts"] = HOSTS
-
-
 class Cluster(Spec):
     """The cluster to run on or plan for.
 
@@ -182,7 +165,7 @@ class Cluster(Spec):
     `4x p4d.24xlarge`, describes a cluster to plan for.
     """
 
-    model_config = ConfigDict(json_schema_extra=_allow_plugin_blocks)
+    model_config = ConfigDict(json_schema_extra=add_blocks)
 
     engine: Engine = "local"
     of: str | None = None
@@ -276,6 +259,9 @@ class RunFile(Spec):
     framework: Framework | None = None
     """Framework whose rendezvous variables the command gets; `torch` by default. `slurm` is for a batch script that
     starts the ranks with its own `srun`."""
+    trains: Workload | None = None
+    """What `run` trains, with the keys of a `workload`, for its plan: model, length and batch; `layout` and `software`
+    say how its program does it."""
     setup: str | None = None
     """A shell command that runs once per node before `run`."""
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
@@ -367,11 +353,15 @@ class RunFile(Spec):
         return self
 
     def _check_workload_keys(self) -> None:
-        if self.workload is not None and self.metrics != ScriptMetrics():
-            raise FieldError("`metrics` needs `run`: a workload measures itself")
+        if self.workload is not None and (self.metrics != ScriptMetrics() or self.trains is not None):
+            key = "metrics" if self.trains is None else "trains"
+            raise FieldError(f"`{key}` needs `run`: a workload measures itself, and says what it trains")
+        if self.trains is not None:
+            check_trained(self.trains.task, self.trains.train_for.unit, self.trains)
         refused = {
-            "`layout` needs `workload`: a command lays out its own ranks": self.layout is not None,
-            "`software` needs `workload`: a command is not planned": self.software is not None,
+            "`metrics.samples_per_step` needs `trains`": self.trains is None and bool(self.metrics.samples_per_step),
+            "`layout` needs `workload`, or `trains` beside `run`": self.layout is not None and self.trains is None,
+            "`software` needs `workload`, or `trains` beside `run`": self.software is not None and self.trains is None,
             "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
             "`recover.start_timeout` needs `workload`": self.recover.start_timeout != Recover().start_timeout,
             "`checkpoint.memory_every` needs `workload`": self.checkpoint.memory_every is not None,
@@ -411,6 +401,16 @@ class RunFile(Spec):
         if self.recover.max_restarts is not None:
             return self.recover.max_restarts
         return 3 if self.workload else 0
+
+    @property
+    def as_planned(self) -> RunFile:
+        """The run file for a planner: what a command trains as its workload, of a program without a name."""
+        if self.trains is None:
+            return self
+        software = self.software or (None if self.trains.is_fine_tuned else TrainingSoftware())
+        recover = self.recover.model_copy(update={"max_restarts": self.max_restarts})
+        planned = {"workload": self.trains, "run": None, "trains": None}
+        return self.model_copy(update={**planned, "software": software, "recover": recover})
 
     def with_ranks(self, nodes: int | None, processes_per_node: int | None) -> RunFile:
         """Copy of the run file with other numbers of nodes and of ranks per node.

@@ -73,11 +73,13 @@ class Source:
     def place(self, field: FieldPath) -> str:
         """`file:line  a.b.c`, or `--set a.b.c`; a field that is in neither points at its nearest parent there."""
         path = tuple(map(str, field))
+        if path[:1] == ("workload",) and ("trains",) in self._lines:  # planned as a workload
+            path = ("trains", *path[1:])
         parents = (path[:length] for length in range(len(path), 0, -1))
         key = next((self.settings[parent] for parent in parents if parent in self.settings), None)
         if key is None:  # a mapping that is not valid may be so by what is set inside
             inside = dict.fromkeys(key for at, key in self.settings.items() if at[: len(path)] == path)
-            return ", ".join([self.place_in_file(field), *(f"--set {key}" for key in inside)])
+            return ", ".join([self.place_in_file(path), *(f"--set {key}" for key in inside)])
         dotted = ".".join(path)
         return f"--set {dotted if dotted.startswith(f'{key}.') else key}"
 

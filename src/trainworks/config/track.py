@@ -125,6 +125,9 @@ class ScriptMetrics(Spec):
     others are read by their usual names."""
     steps: Annotated[int, Field(ge=1)] | None = None
     """Steps of the whole training; by default as the output counts them, `10/500`."""
+    samples_per_step: Annotated[int, Field(ge=1)] | None = None
+    """Sequences that the program trains on in what it counts as a step, if they are not `trains.global_batch`: 1 for a
+    count of samples, all of the data for one of epochs."""
     objective: Literal["loss", "held-out loss", "held-out accuracy"] = "loss"
     """What a sweep compares its trials by."""
     patience: Annotated[int, Field(ge=1)] | None = None

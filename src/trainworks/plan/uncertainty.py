@@ -110,6 +110,9 @@ are likely values."""
 CALIBRATED_PRIOR = Prior(rates=(0.08, 0.2, 0.2, 0.5, 0.4, 0.4), software=0.12, noise=0.08)
 """Plans from a calibration, whose products are measured: what is left are small collectives and the software. Set to:
 runs of the worker (docs/reference/local-accuracy.md)."""
+COMMAND_PRIOR = replace(CALIBRATED_PRIOR, software=0.3)
+"""Plans of commands from a calibration: another program computes the same products with other kernels. Assumed: four of
+five take 0.65 to 1.55 of what the worker would."""
 EXPERTS_PRIOR = Prior(rates=PRIOR.rates, software=SOFTWARE, noise=0.22)
 """Prior of models with routed experts. Set to: rows of one source, which differ by 22 % from its mean, and releases by
 up to 80 %."""

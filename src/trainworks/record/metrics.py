@@ -14,6 +14,8 @@ from typing import Any, NotRequired, TypedDict
 from trainworks.files import append_text
 
 MOST_WARMUP_STEPS = 5
+TOKENS_PER_STEP = "TRAINWORKS_TOKENS_PER_STEP"
+"""Variable of the ranks of a command with a plan: the tokens of its steps, where the program does not say others."""
 
 
 STEP_PARTS = (
@@ -131,11 +133,12 @@ class LoggedSteps:
 
     A step has the mean time since the step before, as compute; that of the first one is not known. A step that repeats
     an earlier one of its attempt is left out. Before the first loss an evaluation, or a figure alone, is a step, too.
-    An accuracy that is said behind the loss of an evaluation belongs to it.
+    An accuracy that is said behind the loss of an evaluation belongs to it. A step of the training whose tokens are
+    not said has those of the plan, where there is one.
     """
 
-    def __init__(self, attempt: int) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: int, tokens: int | None = None) -> None:
+        self._attempt, self._tokens = attempt, tokens
         self._trained, self._step, self._newest, self._t, self._evaluation_s = -1, -1, -1, 0.0, 0.0
         self._said: MetricsRow | None = None  # with an evaluation or figures
         self._written: MetricsRow | None = None  # the same, of an earlier call: in the record by now
@@ -171,6 +174,8 @@ class LoggedSteps:
         """Put the values of a reading into its row; an evaluation has the time that the program says, or `spent_s`."""
         for name in sorted({"loss", "lr", "grad_norm", "tokens"} & reading.keys()):
             row[name] = reading[name]  # type: ignore[literal-required]
+        if row.get("num_steps") and self._tokens is not None:
+            row.setdefault("tokens", self._tokens)
         found: Any = {name: reading[f"eval_{name}"] for name in ("loss", "accuracy") if f"eval_{name}" in reading}
         if found:
             row["evaluation"] = found

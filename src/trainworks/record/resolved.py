@@ -120,6 +120,9 @@ class Plan(Spec):
     peak_source: str
     """Source of the peak, to interpret an MFU."""
     step_time: StepTimeTerms | StepTimeGroups
+    of_command: bool = False
+    """Whether a program trains that the plan has no kernels of. Its record has the whole step as compute, and the plan
+    is of a step as it counts them, without checkpoints."""
     expected: ExpectedStep | None = None
     """None in records of older versions."""
     memory: MemoryTerms
@@ -139,6 +142,13 @@ class Plan(Spec):
     """None for a run that does not evaluate."""
     run_time_s: float
     """Predicted time from launch to the last step."""
+
+    @property
+    def groups(self) -> StepTimeGroups:
+        """The step time in the groups that the record measures."""
+        if self.of_command:
+            return StepTimeGroups(compute_s=self.step_time.total_s, communication_s=0.0, optimizer_s=0.0, data_s=0.0)
+        return self.step_time.groups
 
     @property
     def tokens_per_s(self) -> float:
@@ -209,6 +219,7 @@ class ResolvedRun(Result, Spec):
     forecast: Forecast | None = None
     """None for a run on this machine, and where the accelerators of the nodes are not known."""
     plan: Plan | None = None
+    """The plan of a workload, or of what a command trains; None where the run file does not name that."""
     fewer: tuple[FewerNodes, ...] = ()
     """Plans for fewer nodes, down to `job.min_nodes`; numbers of nodes without a layout are left out."""
     calibration: Calibration | None = None
@@ -268,7 +279,7 @@ class ResolvedRun(Result, Spec):
     @property
     def longest_pause_s(self) -> float:
         """Predicted time between two looks of a workload at its stop file: a logging interval, and an evaluation."""
-        if self.plan is None:
+        if self.plan is None or not self.is_workload:
             return 0.0
         evaluation_s = self.plan.evaluation.evaluation_s if self.plan.evaluation else 0.0
         return self.plan.log_every_steps * self.plan.step_time.total_s + evaluation_s

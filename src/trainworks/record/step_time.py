@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from trainworks.config.spec import Spec
 
 
@@ -60,3 +62,11 @@ class StepTimeTerms(Spec):
         return StepTimeGroups(
             compute_s=compute_s, communication_s=waits_s, optimizer_s=self.optimizer_s, data_s=self.host_s
         )
+
+
+StepTime = TypeVar("StepTime", bound=Spec)
+
+
+def scaled(step_time: StepTime, factor: float) -> StepTime:
+    """The step time with all of its parts longer by a factor."""
+    return type(step_time)(**{name: seconds * factor for name, seconds in step_time.model_dump().items()})

@@ -22,8 +22,8 @@ LAYOUTS = "layouts"
 
 @build_document.register
 def document(resolved: ResolvedRun) -> Document:
-    """The plan of a workload, and warnings about its precision and deadline."""
-    plan, workload = resolved.plan, resolved.run_file.workload
+    """The plan of a workload, or of what a command trains, and warnings about its precision and deadline."""
+    plan, workload = resolved.plan, resolved.run_file.as_planned.workload
     if plan is None or workload is None:
         raise TypeError("a command has no plan to show")
     return Document(
@@ -105,13 +105,13 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
     processes, time, memory = resolved.processes, plan.step_time, plan.memory
     states = memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
     ranks = f"{processes.world_size} rank(s) on {processes.nodes} node(s), {processes.device}"
-    measured = "step time and memory as measured in a few steps of the model itself"
     step = format_duration(time.total_s)
     if plan.expected is not None:
         step += f" (80 %: {format_duration(plan.expected.low_s)} to {format_duration(plan.expected.high_s)})"
     terms = {name.removesuffix("_s"): term for name, term in time.model_dump().items() if term >= 0.01 * time.total_s}
     left_out = f"; the last {plan.samples_left_out:,} samples do not fill a batch and are left out"
     every = f"every {format_duration(plan.checkpoint_every_s or 0.0)}"
+    ranks = f"{plan.layout.world_size} rank(s) of its program" if plan.of_command else ranks
     if plan.checkpoint_every_steps is not None:
         every = f"every {plan.checkpoint_every_steps:,} steps"
     return {
@@ -132,13 +132,21 @@ def _facts(resolved: ResolvedRun, plan: Plan, workload: Workload) -> dict[str, s
         f" + logits {format_bytes(memory.logits_bytes)} + working {format_bytes(memory.working_bytes)}"
         f" + allocator {format_bytes(memory.allocator_bytes)}"
         f" + checkpoint copy {format_bytes(memory.checkpoint_bytes)}",
-        "checkpoints": f"{format_bytes(plan.checkpoint_bytes)} each, {every}",
+        "checkpoints": "" if plan.of_command else f"{format_bytes(plan.checkpoint_bytes)} each, {every}",
         "evaluation": evaluation_text(plan.evaluation, plan.run_time_s),
         "run time": f"{format_duration(plan.run_time_s)} predicted",
         "energy": _energy(plan, resolved.power_limit_w),
         "learning": _learning(plan),
-        "basis": "" if plan.model.is_described else measured,
+        "basis": _basis(plan, resolved.calibration is not None),
     }
+
+
+def _basis(plan: Plan, is_calibrated: bool) -> str:
+    """What the plan rests on where that is not a calibration alone; empty otherwise."""
+    if plan.of_command:
+        rates = "rates of this machine" if is_calibrated else "rates of the catalogue"
+        return f"{rates}, and an interval for the kernels of the program, which are not known"
+    return "" if plan.model.is_described else "step time and memory as measured in a few steps of the model itself"
 
 
 def _learning(plan: Plan) -> str:
@@ -197,7 +205,7 @@ def forecast_document(forecast: Forecast) -> Document:
     elif training:
         training += "; it fails too often to finish: see `trainworks goodput`"
     facts = {
-        "planned for": f"{forecast.cluster}, by the catalogue; on its nodes the job is planned from measured rates",
+        "planned for": f"{forecast.cluster}, by the catalogue; on its nodes a workload is planned from measured rates",
         "layout": forecast.layout.describe(),
         "step time": f"{format_duration(forecast.step_s)} (80 %: {format_duration(forecast.low_s)}"
         f" to {format_duration(forecast.high_s)})",

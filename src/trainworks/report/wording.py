@@ -35,6 +35,7 @@ def format_loss(point: LossPoint | None) -> str:
 
 def comparison_rows(comparison: Comparison) -> list[tuple[Difference, bool]]:
     """Every compared quantity in reading order; True marks a term of the quantity above it."""
+    saves = comparison.checkpoint_size.planned != 0  # a command does it by itself
     return [
         (comparison.step_time, False),
         *((term, True) for term in comparison.step_time_terms),
@@ -44,8 +45,7 @@ def comparison_rows(comparison: Comparison) -> list[tuple[Difference, bool]]:
         (comparison.run_time, False),
         *((each, False) for each in (comparison.energy, comparison.cost) if each.planned or each.measured),
         (comparison.failures, False),
-        (comparison.checkpoint_size, False),
-        (comparison.checkpoint_stall, False),
+        *((each, False) for each in (comparison.checkpoint_size, comparison.checkpoint_stall) if saves),
     ]
 
 

@@ -31,6 +31,7 @@ from trainworks.errors import UsageError
 from trainworks.host.network import LOOPBACK
 from trainworks.record.events.job import StoppedEvent
 from trainworks.record.events.training import AttemptEvent, MetricsSourceEvent
+from trainworks.record.metrics import TOKENS_PER_STEP
 from trainworks.record.run_dir import RunDir
 from trainworks.worker.checkpoint.checkpointer import Checkpointer, CheckpointOrigin
 from trainworks.worker.determinism import seed_step
@@ -58,7 +59,7 @@ def start(
         optimizer: of its parameters.
         num_steps: of the whole run.
         checkpoint_every: steps.
-        samples_per_step: of all ranks together, for the throughput.
+        samples_per_step: of all ranks together, for the throughput; with `trains` in the run file its tokens count.
         log_every: steps after which metrics are written, and the ranks agree on a stop.
         keep: complete checkpoints, at least 2.
         also: what else belongs to the state: anything with `state_dict` and `load_state_dict`, such as a scheduler.
@@ -150,9 +151,8 @@ class Session:
         layout = ResolvedLayout.model_validate({"dp_replicate": dist.get_world_size()} | ones)
         template = CheckpointOrigin(attempt=attempt, layout=layout, data_fingerprint="of the loop")
         self._checkpointer = Checkpointer(run_dir, checkpoint_group(), keep=self.keep, template=template)
-        self._telemetry = Telemetry(
-            run_dir, attempt=attempt, tokens_per_step=self.samples_per_step, num_stages=1, device=self._device
-        )
+        tokens = int(os.environ.get(TOKENS_PER_STEP, self.samples_per_step))
+        self._telemetry = Telemetry(run_dir, attempt=attempt, tokens_per_step=tokens, num_stages=1, device=self._device)
         self._timeline = Timeline(self._device)
         self._logged: dict[str, Tensor | float] = {}
         self._stop = StopRequest(run_dir, watch_file=dist.get_rank() == 0)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.fakes import LAUNCH_AT, FakeClock, FakeSlurm, processes, resolved_command
-from trainworks.agent.allocation import Allocation, processes_on, unhealthy_nodes
+from tests.report.conftest import make_plan
+from trainworks.agent.allocation import Allocation, plan_on, processes_on, unhealthy_nodes
 from trainworks.backends.slurm.allocation import PATIENCE_S, StepCommand, StepHosts, allocation, ending_of_turn
 from trainworks.backends.slurm.batch import BatchScript
 from trainworks.backends.slurm.client import SlurmClient
@@ -159,6 +160,12 @@ def test_a_command_that_makes_its_ranks_itself_starts_once_per_node() -> None:
     got = Allocation(job="7", nodes=GOT.nodes, addresses=GOT.addresses, cores_per_node=16, accelerators_per_node=8)
     ranks = processes_on(command("per_node"), got, "Slurm")
     assert (ranks.processes_per_node, ranks.accelerators_per_node, ranks.starts) == (1, 8, "per_node")
+
+
+@pytest.mark.parametrize(("nodes", "keeps"), [(2, True), (4, False)])
+def test_the_plan_of_a_command_is_for_the_nodes_that_it_asked_for(nodes: int, keeps: bool) -> None:
+    asked = resolved_command(processes=processes(nodes, 1), plan=make_plan(of_command=True))
+    assert (plan_on(asked, GOT) is not None) == keeps
 
 
 def test_ranks_do_not_see_what_is_true_of_their_agent_alone() -> None:

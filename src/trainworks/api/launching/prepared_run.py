@@ -70,14 +70,17 @@ class PreparedRun:
         run_file = self.resolved.run_file
         if run_file.cluster.engine == "local":
             return self
-        from trainworks.api.planning.described import forecast  # noqa: PLC0415  # imports the catalogue
+        from trainworks.api.planning.described import job_plan  # noqa: PLC0415  # imports the catalogue
 
         # the cluster as written: in place of a stack file `resolved` has words, which lack the topology
         as_written = run_file.cluster.model_copy(update={"of": self.request.run_file.cluster.of})
         run_file = run_file.model_copy(update={"cluster": as_written})
         source = self.request.source if isinstance(self.request.source, Source) else None
-        found = forecast(run_file, source, self.backend if ask else None, learning=learning)
-        return replace(self, resolved=self.resolved.model_copy(update={"forecast": found}))
+        found = job_plan(run_file, source, self.backend if ask else None, learning=learning)
+        if found is None:
+            return self
+        plan = found.of_command(run_file) if run_file.trains is not None else self.resolved.plan
+        return replace(self, resolved=self.resolved.model_copy(update={"forecast": found.forecast(), "plan": plan}))
 
     def expected_cost(self, jobs: int = 1) -> ExpectedCost | None:
         """What so many of these jobs will cost, see `forecast.expected_cost`; None where nothing tells."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 from trainworks import __version__
 from trainworks.agent.environments.files import read_environment, with_image
@@ -77,6 +79,8 @@ def resolve(
         workload = resolved.run_file.workload
         if workload is None or probed.is_planned_later:
             planning.refuse_tuning()
+            if run_file.trains is not None:
+                return _with_plan_of_command(resolved, source, planning)
             if workload is not None:
                 from trainworks.measure.model_config import check_support_early  # noqa: PLC0415 - it imports numpy
 
@@ -90,6 +94,17 @@ def resolve(
         if source is None:
             raise
         raise source.locate(error) from None
+
+
+def _with_plan_of_command(resolved: ResolvedRun, source: Source | None, planning: Planning) -> ResolvedRun:
+    """The command with the plan of what it trains: by measured rates on this machine, else by the catalogue."""
+    run_file, described = resolved.run_file, import_module("trainworks.api.planning.described")
+    if run_file.cluster.engine == "local":
+        shape = described.measurable_shape(run_file, source)
+        workloads = import_module("trainworks.api.launching.workload_plan")  # it imports the planner
+        return cast(ResolvedRun, workloads.plan_command(resolved, shape, planning))
+    found = described.job_plan(run_file, source, None, learning=planning.learning)
+    return resolved.model_copy(update={"plan": found and found.of_command(run_file)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +132,7 @@ def probe(
     if host is None and run_file.cluster.engine != "local":
         return ProbedRun(anchored, requested_host(run_file), is_planned_later=True, environment=environment)
     interpreter = ranks_interpreter(environment if run_file.workload else None)
-    if host is None and run_file.workload is None:
+    if host is None and run_file.as_planned.workload is None:
         host = command_host(runs, has_environment=run_file.environment is not None)
     host = interpreter.seen_by(host or probe_host(runs))
     return ProbedRun(anchored, host, False, environment, interpreter)
@@ -171,7 +186,7 @@ def _with_nccl(processes: Processes, run_file: RunFile, source: Source | None) -
 
 def _with_precision(run_file: RunFile, source: Source | None, host: HostFacts, device: str) -> RunFile:
     """The same run file with a precision that the machine has."""
-    workload = run_file.workload
+    key, workload = "trains" if run_file.workload is None else "workload", run_file.as_planned.workload
     if workload is None:
         return run_file
     from trainworks.plan.run.trainable import check_precision, default_precision  # noqa: PLC0415 - it imports numpy
@@ -180,4 +195,4 @@ def _with_precision(run_file: RunFile, source: Source | None, host: HostFacts, d
         check_precision(workload.precision, host, source)
         return run_file
     chosen = workload.model_copy(update={"precision": default_precision(host, device)})
-    return run_file.model_copy(update={"workload": chosen})
+    return run_file.model_copy(update={key: chosen})

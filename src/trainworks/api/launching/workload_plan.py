@@ -22,18 +22,25 @@ from trainworks.jobs.environment import agent_environment
 from trainworks.measure.calibrate import TrialOutOfMemoryError, calibrate, try_out
 from trainworks.measure.model_config import check_groups, cuts_layers, has_formula, model_shape, model_support
 from trainworks.measure.planning import Planning
-from trainworks.measure.ranks_environment import RanksInterpreter
+from trainworks.measure.ranks_environment import OWN_INTERPRETER, RanksInterpreter
 from trainworks.measure.worker_tasks import held_out_samples, prepared_folder, tokens_in_data
 from trainworks.plan.cluster.learning import with_learning
 from trainworks.plan.run.compiling import NO_COMPILER, decided_compile
 from trainworks.plan.run.layout import choose_layouts, fastest, largest_micro_batch
-from trainworks.plan.run.plan import check_own_optimizer, make_measured_plan, make_plan, measured_layouts
+from trainworks.plan.run.plan import (
+    check_own_optimizer,
+    make_measured_plan,
+    make_plan,
+    measured_layouts,
+    plan_of_command,
+)
 from trainworks.plan.run.pricing import RunJob, calibration_request, run_job
-from trainworks.plan.run.processes import memory_per_rank
+from trainworks.plan.run.processes import memory_per_rank, training_processes
 from trainworks.plan.run.steps import num_steps, samples_left_out, sequences_in
+from trainworks.plan.uncertainty import COMMAND_PRIOR
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
-from trainworks.record.measured.finished_run import machine_of, read_finished, software_of
+from trainworks.record.measured.finished_run import OF_COMMAND, machine_of, read_finished, software_of
 from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import FewerNodes, Plan, PlannedLayout, ResolvedRun
@@ -43,6 +50,9 @@ from trainworks.worker.fork_server import rank_modules
 
 _USABLE_SHARE = 0.8
 """Share of a rank's memory that a plan may use; the rest is the system's and the allocator's."""
+
+_LOGIT_BYTES = 12
+"""Memory of a logit in PyTorch's cross-entropy. Count: a copy in fp32, its logarithm and its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +122,35 @@ def plan_workload(ready: ReadyWorkload, runs: Path, planning: Planning) -> Resol
     return resolved.model_copy(update={"plan": plan})
 
 
+def plan_command(resolved: ResolvedRun, shape: ModelShape, planning: Planning) -> ResolvedRun:
+    """The command with the plan of what it trains, by the measured rates of this machine.
+
+    It is as the worker would train it, eager where the run file does not say more, in a wider interval.
+
+    Raises:
+        MissingExtraError: torch is not installed, which measures the machine.
+        LayoutError: the layout does not fit the ranks or the batch.
+        EnvironmentProblem: no layout fits.
+    """
+    if "torch" not in resolved.host.packages:
+        raise MissingExtraError("torch", "train")
+    run_file, processes = resolved.run_file.as_planned, training_processes(resolved.run_file, resolved.processes)
+    workload, software = run_file.workload, run_file.software
+    assert workload is not None
+    compiled = workload.compile is True or (software is not None and software.compiled is True)
+    workload = workload.model_copy(update={"compile": compiled})
+    run_file = run_file.model_copy(update={"workload": workload})
+    planned = resolved.model_copy(update={"run_file": run_file, "processes": processes})
+    ready = ReadyWorkload(planned, workload, OWN_INTERPRETER, None, shape)
+    found = _plan_by_calibration(ready, _described(ready, planning), planning)
+    plan, finished = found["plan"], _finished(resolved) if planning.learning else []
+    assert isinstance(plan, Plan)
+    num_logits = plan.layout.micro_batch * workload.data.sequence_length * shape.vocabulary // plan.layout.tp
+    plan = plan_of_command(plan, resolved.run_file, least_logits_bytes=_LOGIT_BYTES * num_logits)
+    plan = with_learning(plan, finished, software=software_of(resolved), prior=COMMAND_PRIOR)
+    return resolved.model_copy(update={"plan": plan, "calibration": found["calibration"]})
+
+
 def _described(ready: ReadyWorkload, planning: Planning) -> _DescribedModel:
     """The micro-batch to measure, and the steps."""
     resolved, workload = ready.resolved, ready.workload
@@ -140,8 +179,9 @@ def _support(ready: ReadyWorkload, shape: ModelShape) -> ModelSupport:
 
 
 def _finished(resolved: ResolvedRun) -> list[FinishedRun]:
-    """Finished runs on this kind of machine."""
-    return read_finished(data_folder(FINISHED_RUNS), machine_of(resolved.host))
+    """Finished runs on this kind of machine, of workloads or of this command; other programs count their own steps."""
+    found, own = read_finished(data_folder(FINISHED_RUNS), machine_of(resolved.host)), software_of(resolved)
+    return [run for run in found if run.software == own or not run.software.startswith(OF_COMMAND)]
 
 
 def _plan_by_calibration(ready: ReadyWorkload, described: _DescribedModel, planning: Planning) -> dict[str, object]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import SupportsFloat
 
 from trainworks.record.events.training import MetricsSourceEvent
-from trainworks.record.metrics import FIGURE, LoggedSteps, append_metrics
+from trainworks.record.metrics import FIGURE, TOKENS_PER_STEP, LoggedSteps, append_metrics
 from trainworks.record.run_dir import RunDir
 
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "JAX_PROCESS_ID", "SLURM_PROCID")
@@ -37,7 +37,7 @@ def log(
         loss: of training; a tensor, too, which is waited for.
         lr: learning rate.
         grad_norm: before clipping.
-        tokens: tokens or samples per step, of all ranks together.
+        tokens: tokens or samples per step, of all ranks together; with `trains` in the run file by default its tokens.
         eval_loss: on held-out data, after this step.
         eval_accuracy: 0-1, beside `eval_loss` in the same call, or alone.
         figures: any other numbers of the step, by name.
@@ -79,4 +79,5 @@ def _warn(text: str) -> None:
 def _run() -> tuple[RunDir, LoggedSteps]:
     run_dir = RunDir(Path(os.environ["TRAINWORKS_RUN_DIR"]))
     run_dir.note(MetricsSourceEvent(kind="metrics_source", source="trainworks.log"))
-    return run_dir, LoggedSteps(int(os.environ.get("TRAINWORKS_ATTEMPT", "1")))
+    tokens = os.environ.get(TOKENS_PER_STEP)
+    return run_dir, LoggedSteps(int(os.environ.get("TRAINWORKS_ATTEMPT", "1")), int(tokens) if tokens else None)

@@ -156,7 +156,9 @@ def _notes_on_plan(facts: RunFacts) -> Iterator[str]:
     if facts.plan is None:
         yield "The run has no plan: compute is not held against a prediction"
         return
-    if facts.prices is None:
+    if facts.plan.of_command:
+        yield from _notes_on_command(facts)
+    elif facts.prices is None:
         yield "The ranks were not calibrated: other layouts are not priced"
     if facts.anchor is not None:
         text = compare_anchor(facts.plan, facts.anchor, facts.history.effective).text
@@ -164,6 +166,20 @@ def _notes_on_plan(facts: RunFacts) -> Iterator[str]:
     if (facts.others_share or 0.0) > facts.resolved.planned_others_share:
         share = f"{facts.others_share:.0%} of the cores of a node"
         yield f"Other programs used {share}, more than the plan allows for: all times include waits for them"
+
+
+_OTHER_STEP = 3.0
+"""Ratio of the steps of a program to the planned ones, or its inverse, from which they may be of another kind."""
+
+
+def _notes_on_command(facts: RunFacts) -> Iterator[str]:
+    yield "The program lays out its own ranks: other layouts are not priced"
+    planned_s, measured_s = facts.plan.step_time.total_s if facts.plan else 0.0, facts.median_of("step_s")
+    if measured_s > 0 and not 1 / _OTHER_STEP < measured_s / planned_s < _OTHER_STEP:
+        yield (
+            f"A step takes {measured_s / planned_s:.2g} of the planned time: if the program does not count steps of "
+            "`trains.global_batch`, `metrics: {samples_per_step: ...}` says what it counts"
+        )
 
 
 _POLL_S = 0.1
@@ -186,7 +202,7 @@ def profile_request(run_dir: RunDir, steps: str, ranks: str = "0") -> ProfileReq
     """
     state = current_state(run_dir.read_status())
     resolved = run_dir.read_resolved()
-    if resolved.plan is None:
+    if resolved.plan is None or not resolved.is_workload:
         raise UsageError(f"run {run_dir.run_id} runs a command; only a workload can be profiled")
     if state.is_final:
         raise UsageError(

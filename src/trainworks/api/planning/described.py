@@ -26,7 +26,7 @@ from trainworks.jobs.described_nodes import described_part
 from trainworks.measure.model_config import conv_net, shape_and_note
 from trainworks.plan.cluster.layout import check_against
 from trainworks.plan.cluster.learning import belief_from
-from trainworks.plan.cluster.plan import ClusterPlan, plan_request
+from trainworks.plan.cluster.plan import ClusterPlan, plan_request, recorded_plan
 from trainworks.plan.cluster.scaling import PlanRequest
 from trainworks.plan.conv_net import ConvJob
 from trainworks.plan.cost.renting import accelerator_price
@@ -36,6 +36,7 @@ from trainworks.plan.network.traffic import apply_design
 from trainworks.plan.parameters import reward_shape
 from trainworks.plan.programs import Shown, planned_programs
 from trainworks.plan.run.compiling import decided_compile
+from trainworks.plan.run.plan import plan_of_command
 from trainworks.plan.run.pricing import RunJob, described_job, software_of_workload
 from trainworks.plan.run.steps import num_steps
 from trainworks.plan.shapes.conv_net import ConvNetShape
@@ -47,7 +48,7 @@ from trainworks.plan.step_time import TrainingJob
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.measured.measurement_store import read_measurements
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import Forecast
+from trainworks.record.resolved import Forecast, Plan
 from trainworks.units import HOUR_S
 
 
@@ -82,9 +83,8 @@ def plan_cluster(
         UsageError: something is unknown or does not multiply, with its place.
         EnvironmentProblem: no layout fits; the message counts why.
     """
-    workload = run_file.workload
-    if workload is None:
-        raise UsageError("a command cannot be planned; only a `workload` can")
+    run_file = run_file.as_planned
+    workload = workload_of(run_file)
     model = model or planned_model(run_file, source)
     cluster = cluster or described_part(run_file, source)
     stored = read_measurements(data_folder("clusters"), cluster) if learning else []
@@ -142,10 +142,47 @@ _REPEATS = (
 )
 
 
-def forecast(
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """The plan of a job by the catalogue, before it is submitted."""
+
+    run_file: RunFile
+    """With a number of steps, and without a goal."""
+    plan: ClusterPlan
+    is_counted: bool
+    """Whether the number of steps is known."""
+
+    def forecast(self) -> Forecast:
+        """What the record keeps of it."""
+        plan, run_file = self.plan, self.run_file
+        best, cluster = plan.best[0], plan.job.cluster
+        price = price_of(run_file, cluster)
+        train_s, finish_s = plan.steps * best.step_time_s if self.is_counted else None, None
+        if self.is_counted:
+            with suppress(UsageError):  # it fails too often to finish, which has no price
+                finish_s = simulated_finish(plan.job, best, plan.work, run_file)
+        return Forecast(
+            cluster=cluster.name,
+            layout=resolved_of(best.layout, run_file.layout),
+            step_s=best.step_time_s,
+            low_s=best.low_s,
+            high_s=best.high_s,
+            memory_bytes=best.memory.total_bytes,
+            train_s=train_s,
+            finish_s=finish_s,
+            usd=None if price is None or finish_s is None else price * finish_s[1] / HOUR_S * cluster.num_accelerators,
+            usd_per_accelerator_hour=price,
+        )
+
+    def of_command(self, command: RunFile) -> Plan:
+        """The plan that the record of a command is held against, whose nodes are not measured."""
+        return plan_of_command(recorded_plan(self.plan, self.run_file), command)
+
+
+def job_plan(
     run_file: RunFile, source: Source | None, backend: Backend | None, *, learning: bool = True
-) -> Forecast | None:
-    """Plan a language model for the nodes of a scheduler.
+) -> JobPlan | None:
+    """Plan a language model for the nodes of a scheduler: a workload, or what a command trains.
 
     Args:
         run_file: of the job.
@@ -161,6 +198,7 @@ def forecast(
         UsageError: it does not fit the model.
         EnvironmentProblem: no layout fits into the memory of these accelerators.
     """
+    run_file = run_file.as_planned
     workload = run_file.workload
     if workload is None or workload.task != "causal-lm":
         return None
@@ -176,23 +214,19 @@ def forecast(
     except TrainworksError:  # its config is where the job runs, and is read there
         return None
     plan = plan_cluster(planned, source, cluster=cluster, model=model, advise=False, learning=learning)
-    best, price = plan.best[0], price_of(run_file, cluster)
-    train_s, finish_s = model.steps * best.step_time_s if is_counted else None, None
-    if is_counted:
-        with suppress(UsageError):  # it fails too often to finish, which has no price
-            finish_s = simulated_finish(plan.job, best, plan.work, planned)
-    return Forecast(
-        cluster=cluster.name,
-        layout=resolved_of(best.layout, run_file.layout),
-        step_s=best.step_time_s,
-        low_s=best.low_s,
-        high_s=best.high_s,
-        memory_bytes=best.memory.total_bytes,
-        train_s=train_s,
-        finish_s=finish_s,
-        usd=None if price is None or finish_s is None else price * finish_s[1] / HOUR_S * cluster.num_accelerators,
-        usd_per_accelerator_hour=price,
-    )
+    return JobPlan(planned, plan, is_counted)
+
+
+def workload_of(run_file: RunFile) -> Workload:
+    """The workload that a plan is for.
+
+    Raises:
+        UsageError: the run file has a command, and does not name what it trains.
+    """
+    if run_file.workload is None:
+        hint = "name its model beside `run`: `trains: {task: causal-lm, model: ..., global_batch: ..., train_for: ...}`"
+        raise UsageError("nothing says what this command trains, as a plan needs it", hint=hint)
+    return run_file.workload
 
 
 def check_ranks(run_file: RunFile, cluster: ClusterDescription, source: Source | None) -> None:
@@ -301,9 +335,7 @@ def planned_model(run_file: RunFile, source: Source | None) -> PlannedModel:
             the training is counted in epochs, or it cannot continue from its adapter.
         EnvironmentProblem: the model's config cannot be read.
     """
-    workload = run_file.workload
-    if workload is None:
-        raise UsageError("a command cannot be planned; only a `workload` can")
+    workload = workload_of(run_file)
     steps = _steps(workload, source)
     adapter = continued_adapter(workload, source)
     if workload.is_fine_tuned and run_file.software is not None:
@@ -350,16 +382,28 @@ def planned_shape(run_file: RunFile, source: Source | None) -> ModelShape | None
         return None
     if workload.model.preset is None and not workload.lacks_weights:
         return None
-    name = workload.model.title
-    shape = planned_model(run_file, source).shape
+    return measurable_shape(run_file, source)
+
+
+def measurable_shape(run_file: RunFile, source: Source | None) -> ModelShape:
+    """The shape of a model whose step the measured rates of this machine predict.
+
+    Raises:
+        UsageError: the model is unknown, or of another kind.
+    """
+    model = planned_model(run_file.as_planned, source)
+    shape, name = model.shape, workload_of(run_file.as_planned).model.title
     if isinstance(shape, ConvNetShape) or not shape.causal or shape.latent is not None:
         raise UsageError(
             f"cannot plan `{name}` for this machine: no calibration gives the step time of a model that is not a "
             "causal language model with plain attention",
             place=source.place(("workload", "model", "preset")) if source else None,
-            hint='plan it for a described cluster: `--on "8x H100"`',
+            hint=f'plan it for a described cluster: `--on "8x H100"`{"" if run_file.trains is None else _WITHOUT}',
         )
     return shape
+
+
+_WITHOUT = "; a command runs without `trains`, too"
 
 
 def _steps(workload: Workload, source: Source | None) -> int:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from trainworks.api.inputs import Progress
-from trainworks.api.sizing.plans import PlanCache, powers, smallest, workload_of
+from trainworks.api.planning.described import workload_of
+from trainworks.api.sizing.plans import PlanCache, powers, smallest
 from trainworks.api.sizing.reliability import may_meet, mean_run_time_s, simulate_reliability
 from trainworks.catalog.catalog import load_catalog, processor
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_accelerators

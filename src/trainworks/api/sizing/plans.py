@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable
 
-from trainworks.api.planning.described import decisions, plan_cluster, planned_model
+from trainworks.api.planning.described import decisions, plan_cluster, planned_model, workload_of
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.layout import Layout
-from trainworks.config.run_file import Goal, RunFile, Workload
+from trainworks.config.run_file import Goal, RunFile
 from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
@@ -122,17 +122,6 @@ class PlanCache:
             except (EnvironmentProblem, UsageError) as error:
                 self._plans[key] = error
         return self._plans[key]
-
-
-def workload_of(run_file: RunFile) -> Workload:
-    """The workload of a run file.
-
-    Raises:
-        UsageError: it has a command instead.
-    """
-    if run_file.workload is None:
-        raise UsageError("a command cannot be sized; only a `workload` can")
-    return run_file.workload
 
 
 def smallest(

@@ -39,7 +39,7 @@ def watch_to_the_end(launch: Launch, talk: Console) -> None:
 
 def _watch(launch: Launch, console: Console) -> JobState:
     run, resolved = launch.run, launch.run.resolved
-    num_steps = resolved.plan.num_steps if resolved.plan else None
+    num_steps = resolved.plan.num_steps if resolved.plan and resolved.is_workload else None
     output = RunLogs(run.run_dir) if num_steps is None else None
     live = console.is_terminal and num_steps is not None
     unit = resolved.run_file.workload.unit if resolved.run_file.workload else "tokens"

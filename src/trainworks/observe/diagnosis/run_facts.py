@@ -158,12 +158,12 @@ class RunFacts:
     @property
     def planned(self) -> StepTimeGroups | None:
         """Planned time of a step in the groups that a worker measures."""
-        return self.plan.step_time.groups if self.plan else None
+        return self.plan.groups if self.plan else None
 
     @property
     def planned_terms(self) -> StepTimeTerms | None:
-        """Planned time of a step by term; None where the model was measured instead of described."""
-        terms = self.plan.step_time if self.plan else None
+        """Planned time of a step by term; None where the model was measured, or the record has no terms."""
+        terms = self.plan.step_time if self.plan and not self.plan.of_command else None
         return terms if isinstance(terms, StepTimeTerms) else None
 
     @cached_property
@@ -213,7 +213,7 @@ class RunFacts:
         if self.planned is None:
             return self.shares.compute_s
         bubble_s = self.planned_terms.bubble_s if self.planned_terms else 0.0
-        return min(self.shares.compute_s, (self.planned.compute_s - bubble_s) * len(self.rows))
+        return min(self.shares.compute_s, (self.planned.compute_s - bubble_s) * float(self.rows.num_steps.sum()))
 
     @cached_property
     def shares(self) -> StepShares:

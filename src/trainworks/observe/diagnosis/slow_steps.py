@@ -348,8 +348,9 @@ def lost_to_slow_compute(facts: RunFacts) -> LostTime | None:
     planned_s = groups.compute_s - (terms.bubble_s if terms else 0.0)
     throttled = lost_to_throttling(facts)
     taken_s = facts.shares.compute_s - (throttled.lost_s if throttled else 0.0)
-    lost_s = taken_s - planned_s * len(facts.rows)
-    if taken_s < _BEYOND_PLAN * planned_s * len(facts.rows) or not planned_s:
+    num_steps = int(facts.rows.num_steps.sum())
+    lost_s = taken_s - planned_s * num_steps
+    if taken_s < _BEYOND_PLAN * planned_s * num_steps or not planned_s:
         return None
     return LostTime(
         name="slow_compute",
@@ -357,7 +358,7 @@ def lost_to_slow_compute(facts: RunFacts) -> LostTime | None:
         lost_s=lost_s,
         evidence=(
             f"forward and backward: planned {format_duration(planned_s)} a step, "
-            f"measured {format_duration(taken_s / len(facts.rows))}",
+            f"measured {format_duration(taken_s / num_steps)}",
         ),
         remedy="Measure the machine again. If it has become slower, look for other programs and low clocks; "
         "if not, the plan is too optimistic for this model: profile some steps.",

@@ -32,7 +32,7 @@ _EVALUATION_SHARE = 0.05
 def lost_to_start(facts: RunFacts) -> LostTime | None:
     """Time from each launch to its first step, the first of them paid once; unknown for a command without steps."""
     lost_s = facts.ledger.start_s
-    if lost_s <= 0 or (facts.plan is None and not facts.rows):
+    if lost_s <= 0 or not (facts.resolved.is_workload or facts.rows):
         return None
     return LostTime(
         name="start",
@@ -230,7 +230,7 @@ def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
     title = "Steps were thrown away and trained again"
     undone = f"{repeated:,} steps were undone by restarts or rollbacks"
     saved = facts.history.of_kind(training.CheckpointEvent)
-    if facts.plan is None and not saved:
+    if not facts.resolved.is_workload and not saved:
         evidence, setting = [undone], None
         remedy = "Let the program save its state more often: a restart repeats the steps since then."
         if _began_anew(facts.history):
@@ -273,7 +273,7 @@ def lost_to_gaps(facts: RunFacts) -> LostTime | None:
         lost_s=lost_s,
         evidence=(f"a step spends {format_duration(facts.median_of('other_s'))} outside its terms (median)",),
         remedy="Profile some steps, and look at what Python does between them.",
-        setting=None if facts.plan is None else "profile: 20:25",
+        setting="profile: 20:25" if facts.resolved.is_workload else None,
     )
 
 

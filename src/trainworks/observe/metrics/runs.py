@@ -292,7 +292,7 @@ _METRICS = (
     _metric("step_part_seconds", _parts, "Mean time of a part of a step; the parts add up.", _RECENT, label="part"),
     _metric(
         "planned_step_part_seconds",
-        _planned(lambda plan: {name.removesuffix("_s"): s for name, s in plan.step_time.groups.model_dump().items()}),
+        _planned(lambda plan: {name.removesuffix("_s"): s for name, s in plan.groups.model_dump().items()}),
         "Planned time of a part of a step; the parts add up.",
         _PLAN,
         label="part",
@@ -397,7 +397,7 @@ def run_samples(run: RunSnapshot) -> Iterator[MetricSample]:
 
 
 def _info(run: RunSnapshot) -> MetricSample:
-    resolved, plan, workload = run.resolved, run.plan, run.resolved.run_file.workload
+    resolved, plan, workload = run.resolved, run.plan, run.resolved.run_file.as_planned.workload
     accelerators = resolved.host.accelerators
     return RUN_INFO.sample(
         1,

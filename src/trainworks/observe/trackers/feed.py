@@ -49,7 +49,8 @@ def parameters_of(resolved: ResolvedRun) -> dict[str, str | float]:
         tree |= run_file.workload.model_dump(mode="json", exclude_none=True)
     else:
         run = None if run_file.run is None else hide_secrets(run_file.run, secrets_of(run_file, os.environ))
-        tree |= {"run": run, "framework": run_file.framework}
+        trains = run_file.trains and run_file.trains.model_dump(mode="json", exclude_unset=True)
+        tree |= {"run": run, "framework": run_file.framework, "trains": trains}
     if plan is not None:
         tree |= {"layout": plan.layout.model_dump(mode="json", exclude_none=True), "plan": _predictions(plan)}
     tree["accelerator"] = next((one.name for one in resolved.host.accelerators), resolved.host.processor)
@@ -103,7 +104,7 @@ _LARGEST_EXPONENT = 700.0
 
 def point_of(row: MetricsRow, resolved: ResolvedRun) -> MetricPoint:
     """The metrics of one optimizer step; MFU where the peak of the accelerator is known."""
-    workload = resolved.run_file.workload
+    workload = resolved.run_file.as_planned.workload
     unit = workload.unit if workload else "samples"
     training_s = row["step_s"] - row.get("evaluation_s", 0.0) - row.get("callback_s", 0.0)
     rate = row.get("tokens", 0) / training_s if training_s > 0 else 0.0

@@ -47,6 +47,7 @@ from trainworks.record.calibration import Calibration
 from trainworks.record.measured.measurement import ClusterMeasurement, MeasuredCurve, MeasuredStep
 from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.resolved import Plan
+from trainworks.record.step_time import scaled
 
 _PROBE_BYTES = 64 * 2**20
 _SMALL_BYTES = 1024.0
@@ -290,24 +291,26 @@ def _observe_rate(name: str, predicted_s: float, measured_s: float, noise: float
     return Observation(parts, measured_s, None, noise=noise)
 
 
-def with_learning(plan: Plan, finished: Sequence[FinishedRun], *, software: str) -> Plan:
+def with_learning(
+    plan: Plan, finished: Sequence[FinishedRun], *, software: str, prior: Prior = CALIBRATED_PRIOR
+) -> Plan:
     """The plan of a run on this machine after learning from finished runs on it; the terms keep their shares.
 
     Args:
         plan: without any learning.
         finished: runs on this kind of machine; those of another software teach what carries over.
         software: of the run.
+        prior: of its plan before any run.
     """
-    if plan.expected is None or not finished:
+    if plan.expected is None:
         return plan
     observations = [
         Observation(_rate_matrix(run.by_rate_s), run.measured_s, run.software, run.spread) for run in finished
     ]
-    belief = believe(observations, software=software, prior=CALIBRATED_PRIOR)
+    belief = believe(observations, software=software, prior=prior)
     parts = _rate_matrix(plan.expected.by_rate_s)
     factor = float((parts * belief.factors).sum() / parts.sum())
-    terms = {name: seconds * factor for name, seconds in plan.step_time.model_dump().items()}
-    step_time = type(plan.step_time).model_validate(terms)
+    step_time = scaled(plan.step_time, factor)
     longer_s = plan.num_steps * (step_time.total_s - plan.step_time.total_s)
     changes = {
         "step_time": step_time,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.catalog.catalog import find_row, published_runs
+from trainworks.config.run_file import RunFile
 from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
 from trainworks.plan.cluster.learning import RateInUse, rates_in_use
@@ -23,6 +24,7 @@ from trainworks.plan.cluster.scaling import (
     offloading_note,
     scales,
 )
+from trainworks.plan.degrees import resolved_of
 from trainworks.plan.job import AnyJob
 from trainworks.plan.prediction import Prediction
 from trainworks.plan.programs import narrowing
@@ -31,7 +33,9 @@ from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.plan.trace import Traced, computed, fact
 from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, Z80, Belief, not_compared
 from trainworks.record.measured.measurement import ClusterMeasurement
-from trainworks.record.resolved import PlannedEvaluation
+from trainworks.record.model_shape import ModelShape
+from trainworks.record.resolved import ExpectedStep, Plan, PlannedEvaluation
+from trainworks.record.step_time import scaled
 from trainworks.results import Result
 from trainworks.units import format_step_time
 
@@ -166,6 +170,35 @@ def plan_request(
         notes=[*filter(None, every_note)],
         evaluation=request.evaluations(rows[0]),
         measured=measured,
+    )
+
+
+def recorded_plan(planned: ClusterPlan, run_file: RunFile) -> Plan:
+    """The plan of the proposed layout as a record has it, without checkpoints.
+
+    Args:
+        planned: of a language model.
+        run_file: with the workload.
+    """
+    job, best, workload = planned.job, planned.best[0], run_file.workload
+    assert isinstance(job.shape, ModelShape) and workload is not None
+    accelerator = job.cluster.accelerator
+    return Plan(
+        model=job.shape,
+        layout=resolved_of(best.layout, run_file.layout),
+        num_steps=planned.steps,
+        tokens_per_step=workload.tokens_per_step,
+        model_flops_per_token=job.flops_per_sequence / job.tokens_per_sample,
+        peak_flops_per_s=accelerator.peak_flops_per_s[workload.precision],
+        peak_source=f"data sheet of {accelerator.name} in {workload.precision}",
+        step_time=scaled(best.step_time, best.step_time_s / best.step_time.total_s),
+        expected=ExpectedStep(low_s=best.low_s, high_s=best.high_s, by_rate_s={}, learned_from=0),
+        memory=best.memory,
+        checkpoint_bytes=0,
+        checkpoint_every_steps=None,
+        checkpoint_every_s=None,
+        log_every_steps=1,
+        run_time_s=planned.run_time_s,
     )
 
 

@@ -32,8 +32,8 @@ from trainworks.record.calibration import Calibration
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
-from trainworks.record.resolved import CompileChoice, Plan, PlannedLayout
-from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
+from trainworks.record.resolved import CompileChoice, ExpectedStep, Plan, PlannedLayout
+from trainworks.record.step_time import StepTimeGroups, StepTimeTerms, scaled
 from trainworks.record.trial import Trial
 
 _START_S = 6.0
@@ -162,6 +162,45 @@ def _plan(
         evaluation=evaluation,
         run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,
         **decided,
+    )
+
+
+def plan_of_command(plan: Plan, run_file: RunFile, *, least_logits_bytes: int = 0) -> Plan:
+    """The plan of a workload as that of the command that trains it.
+
+    It is of a step as the program counts them, r of the optimizer: `metrics.samples_per_step` over the global batch.
+    Checkpoints are the program's own.
+
+    Args:
+        plan: of `trains` as a workload.
+        run_file: with the command.
+        least_logits_bytes: memory of the logits where the plan counts on a worker that computes them in pieces.
+    """
+    trains, metrics = run_file.trains, run_file.metrics
+    assert trains is not None and plan.expected is not None
+    ratio, expected = (metrics.samples_per_step or trains.global_batch) / trains.global_batch, plan.expected
+    num_steps, step_time = metrics.steps or math.ceil(plan.num_steps / ratio), scaled(plan.step_time, ratio)
+    logits_bytes = max(plan.memory.logits_bytes, least_logits_bytes)
+    return plan.model_copy(
+        update={
+            "of_command": True,
+            "attention": "",
+            "compared": (),
+            "num_steps": num_steps,
+            "tokens_per_step": max(1, round(plan.tokens_per_step * ratio)),
+            "step_time": step_time,
+            "expected": ExpectedStep(
+                low_s=expected.low_s * ratio,
+                high_s=expected.high_s * ratio,
+                by_rate_s={name: seconds * ratio for name, seconds in expected.by_rate_s.items()},
+                learned_from=expected.learned_from,
+            ),
+            "memory": plan.memory.model_copy(update={"checkpoint_bytes": 0, "logits_bytes": logits_bytes}),
+            "checkpoint_bytes": 0,
+            "checkpoint_every_steps": None,
+            "checkpoint_every_s": None,
+            "run_time_s": _START_S + num_steps * step_time.total_s,
+        }
     )
 
 

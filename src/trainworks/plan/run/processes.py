@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from trainworks.config.command import Resources
+from trainworks.config.layout import MESH_AXES
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.record.environment import AcceleratorFacts, HostFacts
@@ -12,6 +14,7 @@ from trainworks.record.processes import Processes
 from trainworks.units import format_bytes
 
 _LAUNCHERS = re.compile(r"(?:^|[\s;&|(])(torchrun|deepspeed|mpirun|mpiexec|horovodrun)\s")
+_RANKS_OF_LAUNCHER = re.compile(r"--(?:nproc[-_]per[-_]node|num_gpus)[ =](\d+)")
 _ONCE_PER_NODE = {"torchrun": "--nproc-per-node", "deepspeed": "--num_gpus"}
 """Launchers that start once per node, and their option for the ranks there; the others start once."""
 
@@ -121,6 +124,20 @@ def choose_command_processes(run_file: RunFile, host: HostFacts) -> Processes:
         shared_by = max(1, each) if starts == "per_node" else chosen.processes_per_node
         threads = max(1, int(resources.cpus) // shared_by)
     return chosen.model_copy(update={"starts": starts, "accelerators_per_node": each, "threads_per_process": threads})
+
+
+def training_processes(run_file: RunFile, processes: Processes) -> Processes:
+    """The processes that train, where a launcher in the command starts those of a node.
+
+    They are as many as `--nproc-per-node` says, else as `layout` has, else one for each requested accelerator.
+    """
+    if processes.processes_per_node > 1:
+        return processes
+    said, layout = _RANKS_OF_LAUNCHER.search(run_file.run or ""), run_file.layout
+    degrees = 1 if layout is None else math.prod(getattr(layout, axis) for axis in MESH_AXES)
+    ranks = int(said[1]) if said else max(degrees // processes.nodes, processes.accelerators_per_node, 1)
+    threads = max(1, processes.threads_per_process // (1 if processes.accelerators_per_node else ranks))
+    return processes.model_copy(update={"processes_per_node": ranks, "threads_per_process": threads})
 
 
 def _processes_per_node(run_file: RunFile, host: HostFacts, accelerators: int) -> int | None:

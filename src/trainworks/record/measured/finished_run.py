@@ -20,6 +20,8 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
 _FEWEST_STEPS = 8
+OF_COMMAND = "command "
+"""Begins the name of a program that is not Trainworks."""
 
 
 def machine_of(host: HostFacts) -> str:
@@ -32,20 +34,28 @@ def machine_of(host: HostFacts) -> str:
 
 
 def software_of(resolved: ResolvedRun) -> str:
-    """Program that trains a workload: Trainworks on a version of torch, and whether formulas describe the model."""
+    """Program that trains: Trainworks on a version of torch, and whether formulas describe the model; or a command."""
+    if not resolved.is_workload:
+        return f"{OF_COMMAND}{resolved.run_file.name}"
     described = resolved.plan is None or resolved.plan.model.is_described
     return f"trainworks, torch {resolved.host.packages.get('torch', '')}{'' if described else ', own model'}"
 
 
 def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
-    """The record of a run that has ended; None if it had no plan with an interval, or too few steps of its layout."""
+    """The record of a run that has ended.
+
+    None if it had no plan with an interval, or too few steps of its layout; and for a command whose plan has the rates
+    of the catalogue.
+    """
     resolved = run_dir.read_resolved()
-    plan, workload = resolved.plan, resolved.run_file.workload
+    plan, workload = resolved.plan, resolved.run_file.as_planned.workload
     recorded = read_columns(run_dir.metrics_file).steps()
-    steps = recorded.where(~recorded.is_lost())
+    steps = recorded.where(~recorded.is_lost() & (recorded.num_steps > 0))
     attempts = np.unique(steps["attempt"])
     steady = steps.where(slice(warmup_steps(len(steps)), None))
     if plan is None or plan.expected is None or workload is None or len(attempts) != 1 or len(steady) < _FEWEST_STEPS:
+        return None
+    if plan.of_command and resolved.calibration is None:
         return None
     compiled = of_kind(read_events(run_dir.events_file), CompiledEvent)
     measured_s = float(np.median(steady.training_s))

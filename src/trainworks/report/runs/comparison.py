@@ -273,7 +273,8 @@ def _energy_finding(energy: Difference, interval: tuple[float, float] | None) ->
 def _step_time_terms(plan: Plan, steady: Steps, whole_s: float | None) -> tuple[Difference, ...]:
     terms = tuple(
         _difference(name.removesuffix("_s"), "s", planned, _median_of(steady[name]))
-        for name, planned in plan.step_time.groups.model_dump().items()
+        for name, planned in plan.groups.model_dump().items()
+        if planned or not plan.of_command
     )
     rest = None if whole_s is None else max(0.0, whole_s - sum(term.measured or 0.0 for term in terms))
     return (*terms, _difference("other", "s", None, rest))

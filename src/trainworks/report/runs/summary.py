@@ -267,10 +267,10 @@ def _standing(status: RunStatus, states: Sequence[StateEvent]) -> RunStatus:
 
 
 def _training(resolved: ResolvedRun, history: History) -> Training | None:
-    plan, workload = resolved.plan, resolved.run_file.workload
+    plan, workload = resolved.plan, resolved.run_file.as_planned.workload
     trained = history.effective.where(history.effective.num_steps > 0)
     if plan is None or workload is None:
-        return _reached(resolved, history, trained) if workload is None and len(trained) else None
+        return _reached(resolved, history, trained) if not resolved.is_workload and len(trained) else None
     overflow = trained["overflow"][np.isfinite(trained["overflow"])]
     ready = next(iter(reversed(history.of_kind(training.DataReadyEvent))), None)
     return _reached(resolved, history, trained).model_copy(
@@ -336,7 +336,7 @@ def _describe_data(workload: Workload) -> str:
     if workload.task == "module":
         return "as its file reads it"
     size = f"{data.image_size} pixels" if data.image_size else f"{data.sequence_length} tokens per sequence"
-    return printable(f"{data.title}, {size}")
+    return printable(f"{data.title}, {size}" if data.source else size)
 
 
 def _loss_point(steps: Steps, index: int) -> LossPoint | None:
@@ -364,7 +364,7 @@ def _comparison(
     energy_j: float | None,
     anchor: StepAnchor | None,
 ) -> Comparison | None:
-    workload = resolved.run_file.workload
+    workload = resolved.run_file.as_planned.workload
     if resolved.plan is None or ledger is None:
         return None
     names = filter(None, (known_accelerator(each.name) for each in resolved.host.accelerators))
