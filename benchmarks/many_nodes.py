@@ -30,7 +30,7 @@ from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRen
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 
 from trainworks.host.network import free_ports
-from trainworks.worker.meeting import KnownNodes
+from trainworks.worker.health.meeting import KnownNodes
 from trainworks.worker.mesh import open_store
 
 ADDRESS = "127.0.0.1"

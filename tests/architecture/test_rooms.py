@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 788
-MOST_LINES = 131_056
+MOST_FILES = 787
+MOST_LINES = 131_050
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
 MOST_IMPORTED_ONCE = 102

@@ -18,10 +18,10 @@ from tests.worker.parallel.test_evaluation import layout_of
 from tests.worker.ranks import on_ranks
 from trainworks.errors import EnvironmentProblem
 from trainworks.record.processes import Processes
-from trainworks.worker import meeting as meeting_module
 from trainworks.worker.agent import allocator_settings
 from trainworks.worker.determinism import take_device
-from trainworks.worker.meeting import KnownNodes
+from trainworks.worker.health import meeting as meeting_module
+from trainworks.worker.health.meeting import KnownNodes
 from trainworks.worker.mesh import Mesh, join_group
 
 

@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch.distributed as dist
 
-from trainworks.worker.health.exchange import StoreExchange
 from trainworks.worker.health.hang import HangLimits, HangMonitor, Watched
 from trainworks.worker.health.heartbeat import Beat, Heartbeat, HeartbeatBoard, Phase
+from trainworks.worker.health.meeting import StoreExchange
 
 SLEEPER = (
     "import signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2}); print(flush=True);"

@@ -29,11 +29,10 @@ from trainworks.recover.decisions import Action
 from trainworks.recover.restarts import RANK_RESTART, RestartLimit, backoff_s
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.fork_server import run_rank
-from trainworks.worker.health.exchange import StoreExchange
 from trainworks.worker.health.hang import Hang, HangLimits, HangMonitor
 from trainworks.worker.health.heartbeat import HeartbeatBoard
+from trainworks.worker.health.meeting import KnownNodes, StoreExchange
 from trainworks.worker.health.rank_exits import RankExit, RankExits, fork_server_is_lost
-from trainworks.worker.meeting import KnownNodes
 from trainworks.worker.mesh import open_store
 
 _STORE_TIMEOUT = timedelta(seconds=60)

@@ -104,7 +104,7 @@ def test_no_variable_moves_the_ledger_of_a_machine_with_quotas(file: Path, monke
     monkeypatch.setenv("TRAINWORKS_LEDGER", str(own))
     assert machine_ledger().folder == own
     file.write_text(f"ledger: {common}\n")
-    with pytest.raises(EnvironmentProblem, match="is no folder"):
+    with pytest.raises(EnvironmentProblem, match="is missing"):
         machine_ledger()
     common.mkdir()
     assert machine_ledger().folder == common

@@ -231,7 +231,7 @@ def machine_ledger() -> MachineLedger:
         policy = queue_policy()
     if policy is not None and policy.ledger is not None:
         if not policy.ledger.is_dir():
-            message, place = f"the ledger of this machine `{policy.ledger}` is no folder", str(POLICY_FILE)
+            message, place = f"the folder of this machine's ledger `{policy.ledger}` is missing", str(POLICY_FILE)
             hint = f"as root: install --directory --mode 1777 {policy.ledger}"
             raise EnvironmentProblem(message, place=place, hint=hint)
         return ledger_in(policy.ledger)
