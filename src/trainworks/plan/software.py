@@ -48,6 +48,9 @@ class Software:
     """Tensor-, context- and expert-parallel communication runs beside computing, in pieces."""
     gradient_bytes: int = 4
     """Bytes per parameter of the gradients that are summed over the replicas."""
+    summed_bytes: int = 0
+    """Bytes per parameter that summing gradients moves after each micro-batch, in kernels of their own; 0 where the
+    kernel of the product adds to the sum. PyTorch-native programs: see `step_time`."""
     native: bool = False
     """PyTorch's own parallelism: FSDP2 shards every state, in the precision of the update; gradients are freed after
     the update, except for DDP's buckets; DTensor keeps gathered inputs; a pipeline stage receives every micro-batch of
@@ -186,6 +189,7 @@ class Software:
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             sequence_parallel=year >= _SEQUENCE_PARALLEL_SINCE.get(family, 2023),
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
+            summed_bytes=_summed_bytes(usual, family, year, precision),
             sent_gradient_bytes=sent,
             selective=selective or usual.selective,
             repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (usual is _TORCH and reentrant),
@@ -194,6 +198,13 @@ class Software:
             name=framework,
             said=frozenset(name for name, value in said.items() if value not in (None, "")),
         )
+
+
+def _summed_bytes(usual: Software, family: Family, year: int, precision: str) -> int:
+    """Bytes per parameter to add a gradient of 16 bits to the sum: 6 to one in 16 bits, 10 to one in 32."""
+    if family == "megatron-deepspeed":
+        return 6 if precision == "fp16" else usual.summed_bytes
+    return (6 if precision == "fp16" else 10) if family == "megatron" and year < _ADDS_SINCE else usual.summed_bytes
 
 
 PRESENT = 2026
@@ -205,6 +216,8 @@ _FSDP_SINCE = 2022
 _SEQUENCE_PARALLEL_SINCE: dict[Family, int] = {"megatron": 2022, "nemo": 2022, "jax": 2021}
 """Other families have it since 2023. Source: Korthikanti et al., arXiv:2205.05198; GSPMD, arXiv:2105.04663;
 deepspeedai/Megatron-DeepSpeed 148."""
+_ADDS_SINCE = 2022
+"""Source: Megatron-LM's `--no-gradient-accumulation-fusion`, of March 2022."""
 _DEEP_EP_SINCE = 2025
 """Source: deepseek-ai/DeepEP, published in February 2025."""
 _COMPILED_SINCE = 2024
@@ -272,7 +285,9 @@ _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
     # deepspeed/runtime/bf16_optimizer.py. A pipeline keeps the fp32 logits of two micro-batches, the loss a clone of
     # them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
-    "megatron-deepspeed": Software(loss_bytes=12.0, shares="blocks", reduce_bucket=500_000_000, **_IN_BOTH),
+    "megatron-deepspeed": Software(
+        loss_bytes=12.0, shares="blocks", reduce_bucket=500_000_000, summed_bytes=18, **_IN_BOTH
+    ),
     # `grad_reduce_in_fp32 = False` in the settings of both for performance.
     "nemo": Software(gradient_bytes=2),
     "megatron": Software(),
@@ -307,6 +322,7 @@ _PROGRAMS: dict[Family, Software] = {
         loss_bytes=8.0,
         loss_parallel=True,
         shares="products",
+        summed_bytes=10,
         **_IN_BOTH,
     ),
     # As of their sources' tables no more is known: assumed.

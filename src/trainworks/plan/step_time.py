@@ -349,8 +349,10 @@ def _accumulation_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Ar
     `_fsdp_collectives.py` (`split_with_sizes_copy`, `chunk_cat`). Measured links copy in their own time.
     """
     software = rates.software
+    parameters = _held(job, layouts, blocks)
+    held = parameters.dense + parameters.experts
     if not software.native or software.framework != "torch":
-        return np.zeros(len(layouts))
+        return held * software.summed_bytes * layouts.accum / rates.device.memory_bytes_per_s
     e = element_bytes(job.precision)
     gradient_bytes = 4 if software.autocast else e
     sums = np.where(layouts.zero <= 1, 3.0 * gradient_bytes * (layouts.accum - 1), 0.0)
@@ -358,8 +360,7 @@ def _accumulation_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Ar
     sent = software.sent_gradient_bytes or software.gradient_bytes
     copies = np.select([layouts.zero == 3, layouts.zero == 2], [5.0 * e + sent, float(e + sent)], 0.0)
     copies = np.where(np.isinf(rates.links.copied_bytes_per_s), copies, 0.0)
-    parameters = _held(job, layouts, blocks)
-    moved = (parameters.dense + parameters.experts) * (sums + casts + copies * layouts.accum)
+    moved = held * (sums + casts + copies * layouts.accum)
     seconds: Array = moved / rates.device.memory_bytes_per_s
     return seconds
 
