@@ -52,7 +52,7 @@ PARAMETERS = {
     "amd_share": Parameter(0.5, 0.85, 1.0, 0.15),
     "narrow_share": Parameter(0.5, 0.9, 1.0, 0.2),
     "joules_per_flop": Parameter(0.5e-12, 1e-12, 2e-12, 0.3),
-    "narrow_energy": Parameter(0.5, 1.0, 2.0, 0.3),
+    "narrow_energy": Parameter(0.5, 1.3, 2.0, 0.3),  # of wires 1, of a multiplication and an addition 1.6
     "depth_half": Parameter(30, 200, 1200, 0.7),
     "wave_loss": Parameter(0.1, 0.5, 1.0, 0.5),
     "attention_share": Parameter(0.7, 0.92, 1.1, 0.1),

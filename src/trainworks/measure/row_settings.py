@@ -160,6 +160,7 @@ def _experts(row: Row) -> dict[str, int]:
 
 _ATTENTION: tuple[tuple[Attention, str], ...] = (
     ("unfused", r"\bno flash|without flash|unfused|\bxla\b|\beager attention|naive attention"),
+    ("efficient", r"efficient attention|\bxformers\b"),
     ("flash-4", r"flash[\s_-]*(?:attention|attn)?[\s_-]*4|\bfa-?4\b"),
     ("flash-3", r"flash[\s_-]*(?:attention|attn)?[\s_-]*3|\bfa-?3\b"),
     ("flash-2", r"flash[\s_-]*(?:attention|attn)?[\s_-]*2|\bfa-?2\b|\bsdpa\b"),

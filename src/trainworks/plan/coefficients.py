@@ -82,7 +82,7 @@ class Coefficients:
     dp_hidden: float = 0.793
     """Part of the computing time that can hide gradient and weight traffic."""
     old_gather_share: float = 0.216
-    """Share of the links' rate that sharded weights reached in software without overlap."""
+    """Share of the links' rate that sharded weights reached before FSDP, gathered one by one."""
     host_link_share: float = 0.8
     """Share of the host link's rate that offloading reaches. Source: 24.8 of 31.5 GB/s, nvbandwidth 0.8 on A100-SXM4
     over PCIe 4.0 (forums.developer.nvidia.com, topic 352186)."""

@@ -79,6 +79,11 @@ class Software:
     alone (DeepSpeed, `type:transformer`); or products, the output's too (nanotron, `get_block_compute_costs`)."""
     reduce_bucket: int = 0
     """Elements of the buffer in which DeepSpeed reduces 16-bit gradients when a pipeline is empty."""
+    reduces_buckets: bool = False
+    """ZeRO as DeepSpeed comes: stages 1 and 2 reduce whole buckets to every rank (`use_multi_rank_bucket_allreduce`), and
+    not beside backward (`overlap_comm`, which is on in stage 3)."""
+    gathers_alone: bool = False
+    """Sharded weights are gathered one by one, as before FSDP."""
     sent_gradient_bytes: int | None = None
     """Bytes per parameter that ranks send, where they keep others and weights are not fp32;
     `Layouts.gradient_compression` lowers both. FSDP reduces in the precision of its products, unless its user asks for
@@ -185,14 +190,15 @@ class Software:
             norm_bytes=0 if fused else usual.norm_bytes,
             autocast=cast or usual.autocast,
             weight_bytes=4 if cast else usual.weight_bytes,
-            overlap=year >= (_FSDP_SINCE if usual.framework == "torch" else _FUSED_SINCE),
+            overlap=year >= (_FSDP_SINCE if usual.framework == "torch" else _FUSED_SINCE) or usual.reduces_buckets,
+            gathers_alone=year < _FSDP_SINCE,
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             sequence_parallel=year >= _SEQUENCE_PARALLEL_SINCE.get(family, 2023),
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
             summed_bytes=_summed_bytes(usual, family, year, precision),
             sent_gradient_bytes=sent,
             selective=selective or usual.selective,
-            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (usual is _TORCH and reentrant),
+            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (family in ("torch", "deepspeed") and reentrant),
             by_domain=usual.by_domain and year >= _DEEP_EP_SINCE,
             fp8_recipe=fp8_recipe or "tensorwise",
             name=framework,
@@ -314,6 +320,8 @@ _PROGRAMS: dict[Family, Software] = {
         _COMPILED, loss_bytes=2.0, loss_parallel=True, sent_gradient_bytes=4, selective="every second product"
     ),
     "fms": _COMPILED,
+    # deepspeed/runtime/zero/config.py and stage_1_and_2.py.
+    "deepspeed": replace(_TORCH, reduces_buckets=True),
     "nanotron": replace(
         _COMPILED,
         fused_gate=False,

@@ -326,8 +326,9 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     full = _reductions_s(job, layouts, rates, parameters.dense, units, copies, layouts.tp, weight_bytes)
     if job.shape.experts:
         full = full + _reductions_s(job, layouts, rates, parameters.experts, units, expert_copies, layouts.ep, whole)
-    hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
-    if not rates.software.overlap:
+    hides = rates.software.overlap & ((layouts.zero == 3) | (not rates.software.reduces_buckets))
+    hidden = rates.coefficients.dp_hidden * hides
+    if rates.software.gathers_alone:
         full = np.where(layouts.zero == 3, full / rates.coefficients.old_gather_share, full)
     one, v = compute_s / layouts.accum, layouts.interleave
     earlier = (np.minimum(layouts.pp, layouts.accum) - 1) * (1 - 1 / v)
@@ -358,7 +359,8 @@ def _accumulation_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Ar
     sums = np.where(layouts.zero <= 1, 3.0 * gradient_bytes * (layouts.accum - 1), 0.0)
     casts = 12.0 * layouts.accum * has_casts(layouts, job.precision, software)
     sent = software.sent_gradient_bytes or software.gradient_bytes
-    copies = np.select([layouts.zero == 3, layouts.zero == 2], [5.0 * e + sent, float(e + sent)], 0.0)
+    into_bucket = 4.0 * e if software.reduces_buckets else float(e + sent)
+    copies = np.select([layouts.zero == 3, layouts.zero == 2], [5.0 * e + sent, into_bucket], 0.0)
     copies = np.where(np.isinf(rates.links.copied_bytes_per_s), copies, 0.0)
     moved = held * (sums + casts + copies * layouts.accum)
     seconds: Array = moved / rates.device.memory_bytes_per_s
@@ -392,6 +394,9 @@ def _reductions_s(
     shards = np.maximum(1.0, copies / replicas)
     pieces = np.where(layouts.zero == 3, units, 1.0)
     scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, rates.links)
+    if rates.software.reduces_buckets:
+        reduced = collective_s("all_reduce", gradients, shards, stride, rates.links)
+        scattered = np.where(layouts.zero == 3, scattered, reduced)
     gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, rates.links)
     outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, rates.links)
     keeps = (layouts.zero <= 1) | (rates.software.native & (layouts.pp > 1))
