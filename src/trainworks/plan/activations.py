@@ -75,7 +75,8 @@ def activation_bytes(
         heads      e (2 H + 2 K + C) d / t of queries, keys, values, output and C copied heads, 4 H / t of the
                    log-sum-exp, and e H d / t more after Ulysses' exchange
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
-                   without a gate, or where backward computes the product again (xformers, `silu_bw_fused`)
+                   without a gate, or where backward computes the product again (xformers, `silu_bw_fused`); 5 e f
+                   where GELU is written out, 16 f under autocast
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more; with a capacity
                    times its factor
         text       e (2 H d + 2 H d S / T) / t of a cross-attention to S tokens: queries, output, keys and values
@@ -119,6 +120,8 @@ def activation_bytes(
     heads = _mixing_bytes(shape, layouts, sequence_length, e, software)
     width, products = _mlp_widths(shape, layouts, fused and software.fused_gate, repeated=software.repeats_gate)
     mlp = e * width / t
+    if software.writes_gelu and not (shape.gated_mlp or shape.experts):
+        mlp = mlp + (3.0 * e + 6.0 * has_casts(layouts, precision, software)) * shape.feed_forward / t
     if precision in ("fp8", "fp4") and fused:
         inputs = inputs - halves * shape.hidden / split
         mlp = (

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from trainworks.config.software import USUALLY_EAGER, Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
+from trainworks.config.software import (
+    HUGGING_FACE,
+    USUALLY_EAGER,
+    Attention,
+    Family,
+    Fp8Recipe,
+    TrainingSoftware,
+    family_of,
+    year_of,
+)
 
 Selective = Literal["attention", "products", "every second product", "projections", "queries"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
@@ -32,6 +41,8 @@ class Software:
     torch.compile), not one per operation."""
     fused_gate: bool = True
     """With fused kernels: an MLP's activation and the product with its gate are one, too, and keep a value less."""
+    writes_gelu: bool = False
+    """GELU of plain models is eight operations (`gelu_new` of transformers: GPT-2, GPT-Neo)."""
     repeats_gate: bool = False
     """Backward computes that product again from the two values, which are all that an MLP keeps: one more pass, which
     is not priced. Llama 3 405B on 8,192 GPUs needs as much to run without recomputation: 16 stages of 8 chunks hold
@@ -187,6 +198,7 @@ class Software:
             loss_bytes=_TORCH.loss_bytes if eager_loss else usual.loss_bytes,
             attention=attention or kernel,
             fused_kernels=fused,
+            writes_gelu=optional and not fused and bool(HUGGING_FACE.search(framework)),
             norm_bytes=0 if fused else usual.norm_bytes,
             autocast=cast or usual.autocast,
             weight_bytes=4 if cast else usual.weight_bytes,

@@ -408,7 +408,11 @@ def _reductions_s(
 
 
 def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:
-    """Parameters that a rank keeps after sharding, over the rate of the device or of the host that updates them."""
+    """Parameters that a rank keeps after sharding, over the rate of the device or of the host that updates them.
+
+    DeepSpeed sums offloaded gradients on the device: between two micro-batches they cross the host's link out and back
+    (`async_accumulate_grad_in_cpu_via_gpu`).
+    """
     blocks, _ = stage_blocks(job.shape.layers, layouts)
     parameters = _held(job, layouts, blocks)
     shards = layouts.dp_shard * layouts.cp
@@ -420,5 +424,6 @@ def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:
     updated_per_s = np.where(
         layouts.offload_optimizer > 0, rates.host.update_params_per_s, rates.optimizer_params_per_s
     )
+    crossing = np.where(layouts.offload_optimizer > 0, 2.0 * element_bytes(job.precision) * (layouts.accum - 1), 0.0)
     seconds: Array = local / updated_per_s
-    return seconds
+    return seconds + rates.software.reduces_buckets * crossing * local / rates.host.link_bytes_per_s
