@@ -66,7 +66,7 @@ PARAMETERS = {
     "step_s": Parameter(5e-4, 1e-2, 5e-2, 1.0),
     "scale_up_share": Parameter(0.5, 0.82, 1.0, 0.02),  # all-reduces were timed inside a node
     "scale_out_share": Parameter(0.4, 0.8, 1.0, 0.03),  # and between nodes
-    "omni_path_share": Parameter(0.05, 0.25, 1.0, 0.4),
+    "omni_path_share": Parameter(0.05, 0.2, 1.0, 0.2),  # all-reduces between its nodes were timed, too
     "tp_hidden": Parameter(0.05, 0.5, 0.95, 0.5),
     "dp_hidden": Parameter(0.3, 0.8, 1.0, 0.3),
     "old_gather_share": Parameter(0.05, 0.2, 1.0, 0.5),

@@ -83,9 +83,11 @@ _MODELS = (
 """Years of the programs that train a model: one of July 2023 or later, as Llama 2 is, meets FlashAttention-2."""
 USUALLY_EAGER = re.compile(r"deepspeed|hugging ?face|transformers|accelerate|\bhf\b|easycontext|axolotl|xtuner", re.I)
 """PyTorch programs that compile nothing unless their users ask, which those rarely do."""
-HUGGING_FACE = re.compile(r"hugging ?face|transformers|\bhf\b", re.I)
-OFTEN_MASKED = re.compile(r"^(?!.*(?:xtuner|axolotl|easycontext)).*(?:deepspeed|hugging ?face|transformers|accelerate)", re.I)
-"""PyTorch programs of Hugging Face's models, which come without FlashAttention's own package."""
+HUGGING_FACE = re.compile(r"hugging ?face|transformers|\bhf\b", re.IGNORECASE)
+OFTEN_MASKED = re.compile(
+    r"^(?!.*(?:xtuner|axolotl|easycontext)).*(?:deepspeed|hugging ?face|transformers|accelerate|\bhf\b)", re.IGNORECASE
+)
+"""PyTorch programs of Hugging Face's models that do not bring FlashAttention's own package."""
 _PUBLISHED = re.compile(r"\barxiv:\s*(\d\d)\d\d\.\d{4,5}", re.IGNORECASE)
 _PYTORCH_1 = re.compile(r"\bpytorch 1\.", re.IGNORECASE)
 

@@ -119,9 +119,7 @@ def activation_bytes(
     of_queries, of_keys = attending * shape.heads, attending * shape.kv_heads
     heads = _mixing_bytes(shape, layouts, sequence_length, e, software)
     width, products = _mlp_widths(shape, layouts, fused and software.fused_gate, repeated=software.repeats_gate)
-    mlp = e * width / t
-    if software.writes_gelu and not (shape.gated_mlp or shape.experts):
-        mlp = mlp + (3.0 * e + 6.0 * has_casts(layouts, precision, software)) * shape.feed_forward / t
+    mlp = e * width / t + _gelu_bytes(shape, layouts, precision, software)
     if precision in ("fp8", "fp4") and fused:
         inputs = inputs - halves * shape.hidden / split
         mlp = (
@@ -165,6 +163,13 @@ def _without_modules(shape: ModelShape, heads: Array, products: Array, precision
     if latent and not shape.state_space:
         heads = e * (latent.query_rank + latent.kv_rank + shape.heads * latent.value_head_dim / tp)
     return heads + (1.0 if precision in ("fp8", "fp4") else e) * products
+
+
+def _gelu_bytes(shape: ModelShape, layouts: Layouts, precision: str, software: Software) -> Array:
+    """Bytes per token that a GELU of eight operations keeps beside its input and output."""
+    is_written = software.writes_gelu and not (shape.gated_mlp or shape.experts)
+    per_value = 3.0 * element_bytes(precision) + 6.0 * has_casts(layouts, precision, software)
+    return is_written * per_value * shape.feed_forward / layouts.tp
 
 
 def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool, *, repeated: bool) -> tuple[Array, Array]:

@@ -91,7 +91,7 @@ class Software:
     reduce_bucket: int = 0
     """Elements of the buffer in which DeepSpeed reduces 16-bit gradients when a pipeline is empty."""
     reduces_buckets: bool = False
-    """ZeRO as DeepSpeed comes: stages 1 and 2 reduce whole buckets to every rank (`use_multi_rank_bucket_allreduce`), and
+    """ZeRO as DeepSpeed comes: stages 1 and 2 reduce whole buckets to every rank (`use_multi_rank_bucket_allreduce`),
     not beside backward (`overlap_comm`, which is on in stage 3)."""
     gathers_alone: bool = False
     """Sharded weights are gathered one by one, as before FSDP."""
@@ -186,7 +186,7 @@ class Software:
             fused = compiled or (fused and not optional)
         eager_loss = family == "torchtitan" and not (fused and year > _COMPILED_SINCE)
         cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
-        reentrant = bool(USUALLY_EAGER.search(framework))
+        reentrant = family in ("torch", "deepspeed") and bool(USUALLY_EAGER.search(framework))
         sent = usual.sent_gradient_bytes
         gradient_bytes = gradient_bytes or (2 if precision == "fp16" and not usual.native else None)
         if gradient_bytes:  # ranks send no wider ones than they keep
@@ -210,7 +210,7 @@ class Software:
             summed_bytes=_summed_bytes(usual, family, year, precision),
             sent_gradient_bytes=sent,
             selective=selective or usual.selective,
-            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (family in ("torch", "deepspeed") and reentrant),
+            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or reentrant,
             by_domain=usual.by_domain and year >= _DEEP_EP_SINCE,
             fp8_recipe=fp8_recipe or "tensorwise",
             name=framework,
@@ -219,7 +219,11 @@ class Software:
 
 
 def _summed_bytes(usual: Software, family: Family, year: int, precision: str) -> int:
-    """Bytes per parameter to add a gradient of 16 bits to the sum: 6 to one in 16 bits, 10 to one in 32."""
+    """`Software.summed_bytes` of a gradient in 16 bits.
+
+    Count: it is read, and its sum read and written: in 16 bits 6, in 32 bits 10, and 18 with a copy in 32 bits
+    (`update_hp_grads` of DeepSpeed's bf16_optimizer.py).
+    """
     if family == "megatron-deepspeed":
         return 6 if precision == "fp16" else usual.summed_bytes
     return (6 if precision == "fp16" else 10) if family == "megatron" and year < _ADDS_SINCE else usual.summed_bytes
