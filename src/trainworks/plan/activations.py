@@ -167,9 +167,11 @@ def _without_modules(shape: ModelShape, heads: Array, products: Array, precision
 
 def _gelu_bytes(shape: ModelShape, layouts: Layouts, precision: str, software: Software) -> Array:
     """Bytes per token that a GELU of eight operations keeps beside its input and output."""
-    is_written = software.writes_gelu and not (shape.gated_mlp or shape.experts)
+    if not software.writes_gelu or shape.gated_mlp or shape.experts:
+        return np.zeros(len(layouts))
     per_value = 3.0 * element_bytes(precision) + 6.0 * has_casts(layouts, precision, software)
-    return is_written * per_value * shape.feed_forward / layouts.tp
+    kept: Array = per_value * shape.feed_forward / layouts.tp
+    return kept
 
 
 def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool, *, repeated: bool) -> tuple[Array, Array]:

@@ -224,9 +224,11 @@ def _summed_bytes(usual: Software, family: Family, year: int, precision: str) ->
     Count: it is read, and its sum read and written: in 16 bits 6, in 32 bits 10, and 18 with a copy in 32 bits
     (`update_hp_grads` of DeepSpeed's bf16_optimizer.py).
     """
-    if family == "megatron-deepspeed":
-        return 6 if precision == "fp16" else usual.summed_bytes
-    return (6 if precision == "fp16" else 10) if family == "megatron" and year < _ADDS_SINCE else usual.summed_bytes
+    if family == "megatron-deepspeed" and precision == "fp16":
+        return 6
+    if family == "megatron" and year < _ADDS_SINCE:
+        return 6 if precision == "fp16" else 10
+    return usual.summed_bytes
 
 
 PRESENT = 2026
