@@ -334,7 +334,7 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     earlier = (np.minimum(layouts.pp, layouts.accum) - 1) * (1 - 1 / v)
     available = np.where(layouts.zero >= 2, compute_s, one * (1 + earlier))
     of_last = np.where(layouts.zero >= 2, 0.0, (full - hidden * one) / v)
-    exposed = np.maximum(np.maximum(full - hidden * available, full * (1 - hidden)), of_last)
+    exposed: Array = np.maximum(np.maximum(full - hidden * available, full * (1 - hidden)), of_last)
     return exposed + compression_s(parameters.total, layouts, rates.device.memory_bytes_per_s)
 
 
