@@ -118,12 +118,18 @@ def test_no_measured_rate_is_above_the_planner_s_ceiling(
 
 
 def test_layouts_of_one_job_are_ranked_no_worse_than_published(runs: RunScore) -> None:
-    assert mean(sweep.rank_correlation for sweep in runs.sweeps) >= 0.725
-    assert mean(sweep.regret for sweep in runs.sweeps) <= 0.0385
+    assert mean(sweep.rank_correlation for sweep in runs.sweeps) >= 0.735
+    assert mean(sweep.regret for sweep in runs.sweeps) <= 0.0285
 
 
 @pytest.mark.parametrize(
-    ("what", "mape", "coverage"), [("source, labels hidden", 0.129, 0.775), ("kind, labels hidden", 0.119, 0.819)]
+    ("what", "mape", "coverage"),
+    [
+        ("source, labels hidden", 0.118, 0.787),
+        ("kind, labels hidden", 0.105, 0.839),
+        ("source", 0.104, 0.785),
+        ("source of models with experts, labels hidden", 0.128, 0.956),
+    ],
 )
 def test_errors_on_what_a_fit_left_out_are_no_worse_than_published(what: str, mape: float, coverage: float) -> None:
     """Within half a point; an interval that is too wide is as wrong as one that is too narrow."""

@@ -30,6 +30,7 @@ LINKS = LinkRates(
     hop_s=0.0,
     node_bytes_per_s=400e9,
     scale_out_latency_s=0.0,
+    message_gain=1.0,
     in_network=False,
     pipelining=0.7,
     pipelining_inside=0.4,

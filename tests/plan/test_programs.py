@@ -61,6 +61,19 @@ def test_a_present_pytorch_program_may_be_compiled_or_not() -> None:
     assert len(programs(shown(), "PyTorch 2025", compiled=True)) == 1
 
 
+def test_attention_of_hugging_face_s_models_may_get_its_mask_as_an_array() -> None:
+    def kernels(program: str, **said: str) -> dict[str, float]:
+        seen = Shown.of(LLAMA.shape, "bf16", accelerator("A100-SXM-80GB"), {}, program=program)
+        found = programs(seen, program, compiled=False, **said)  # type: ignore[arg-type]
+        return {software.attention: share for software, share in found}
+
+    for program in ("Hugging Face 2024", "DeepSpeed 2025"):
+        assert kernels(program) == {"flash-2": 0.5, "efficient": 0.5}
+    for program in ("XTuner DeepSpeed 2024", "PyTorch FSDP 2024"):
+        assert kernels(program) == {"flash-2": 1.0}
+    assert kernels("Hugging Face 2024", attention="flash-2") == {"flash-2": 1.0}
+
+
 def test_programs_are_described_by_name_and_share() -> None:
     found = ((Software.of("PyTorch 2025", compiled=True), 0.7), (Software.of("Megatron-LM"), 0.3))
     assert describe_programs(found) == "assumed: PyTorch 2025 compiled 70 %, Megatron-LM 30 %"

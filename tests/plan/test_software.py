@@ -56,6 +56,29 @@ def test_a_newer_attention_kernel_is_faster() -> None:
     assert times == sorted(times, reverse=True)
 
 
+def test_attention_under_a_mask_computes_all_pairs_but_writes_no_scores() -> None:
+    def seconds(kernel: str) -> float:
+        of = job("llama2-7b", sequence_length=4096, software=planned(framework="Hugging Face 2024", attention=kernel))
+        return float(of.step_times(LAYOUT).total_s[0])
+
+    assert 1.1 * seconds("flash-2") < seconds("efficient") < 0.9 * seconds("unfused")
+
+
+def test_gelu_of_hugging_face_s_gpt_2_is_written_out_and_llama_has_none() -> None:
+    def step(model: str, framework: str) -> tuple[float, float]:
+        of = job(
+            model, sequence_length=1024, software=planned(framework=framework, compiled=False, attention="flash-2")
+        )
+        alone = Layouts.of(global_batch=8, micro_batch=8)
+        return float(of.step_times(alone).total_s[0]), float(of.memories(alone).allocated_bytes[0])
+
+    names = ("Hugging Face 2024", "PyTorch 2024")
+    (slow, large), (fast, small) = (step("gpt2-xl", name) for name in names)
+    assert slow > 1.1 * fast
+    assert large - small == pytest.approx(48 * 8 * 1024 * 3 * 2 * 6400, rel=0.01)  # 3 values of 2 bytes more
+    assert step("llama3-8b", names[0]) == step("llama3-8b", names[1])
+
+
 def test_an_older_release_is_slower() -> None:
     assert step_s(framework="Megatron-LM 2021") > step_s(framework="Megatron-LM 2023") > step_s(framework="Megatron-LM")
 

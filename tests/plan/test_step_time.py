@@ -211,6 +211,54 @@ def test_fsdp_sends_gradients_in_16_bits_and_copies_them_into_and_out_of_flat_bu
     assert float(copied[0]) == pytest.approx(8 * (5 * 2 + 2) * LLAMA.shape.num_parameters / rate, rel=0.05)
 
 
+def test_deepspeed_s_zero_2_reduces_to_every_rank_and_hides_nothing() -> None:
+    """2 (n - 1) / n of the gradients for each micro-batch, and (n - 1) / n of the weights after the update."""
+    deepspeed, native = (replace(LLAMA, software=Software.of(name)) for name in ("DeepSpeed 2024", "PyTorch 2024"))
+    large = {"dp": 8, "dp_shard": 8, "zero": 2, "micro_batch": 8}
+    sent = 2 * LLAMA.shape.num_parameters * 7 / 8
+    rate = COEFFICIENTS.scale_up_share * LLAMA.cluster.accelerator.scale_up_bytes_per_s
+    assert float(step(deepspeed, 256, **large).dp_s[0]) == pytest.approx((4 * 2 + 1) * sent / rate, rel=0.02)
+    assert step(native, 256, **large).dp_s < 0.3 * step(deepspeed, 256, **large).dp_s
+    sharded = large | {"zero": 3}
+    assert step(deepspeed, 256, **sharded).dp_s == step(native, 256, **sharded).dp_s
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "moved"),
+    [
+        ("Megatron-DeepSpeed 2022", "bf16", 18),
+        ("Megatron-DeepSpeed 2022", "fp16", 6),
+        ("Megatron-LM 2021", "bf16", 10),
+        ("Megatron-LM 2024", "bf16", 0),
+    ],
+)
+def test_sums_of_gradients_that_are_kernels_move_their_bytes_once_per_micro_batch(
+    framework: str, precision: str, moved: int
+) -> None:
+    software = Software.of(framework, precision=precision)
+    of = job(precision=precision, software=software)
+    added = (
+        step(of, 64, dp=8).backward_s
+        - step(replace(of, software=replace(software, summed_bytes=0)), 64, dp=8).backward_s
+    )
+    rate = COEFFICIENTS.memory_share * LLAMA.cluster.accelerator.memory_bytes_per_s
+    assert float(added[0]) == pytest.approx(8 * moved * LLAMA.shape.num_parameters / rate, rel=0.05)
+
+
+def test_offloaded_gradients_of_deepspeed_cross_the_link_between_micro_batches() -> None:
+    of = replace(LLAMA, software=Software.of("DeepSpeed 2024"))
+    few, many = (step(of, batch, dp=8, dp_shard=8, zero=2, offload_optimizer=1).optimizer_s for batch in (8, 32))
+    crossing = 3 * 2 * 2 * LLAMA.shape.num_parameters / 8
+    rate = COEFFICIENTS.host_link_share * LLAMA.cluster.accelerator.host_bytes_per_s
+    assert float((many - few)[0]) == pytest.approx(crossing / rate, rel=0.02)
+
+
+def test_a_pipeline_s_messages_keep_the_rate_of_omni_path_that_rings_lose() -> None:
+    omni, hdr = (job(cluster=f"4 nodes of 8x A100-SXM-80GB over {net}") for net in ("4x Omni-Path 100", "2x HDR"))
+    assert step(omni, dp=32).dp_s > 2 * step(hdr, dp=32).dp_s
+    assert step(omni, dp=8, pp=4).pp_s < 1.2 * step(hdr, dp=8, pp=4).pp_s
+
+
 def test_weights_that_are_gathered_in_8_bits_travel_in_half_of_the_bytes() -> None:
     of = job(LLAMA.shape, H100S, precision="fp8", software=Software(overlap=False))
     wide, narrow = (layouts(dp=8, dp_shard=8, zero=3, fp8_all_gather=each) for each in (0, 1))

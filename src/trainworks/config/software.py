@@ -11,8 +11,9 @@ from pydantic import AfterValidator
 
 from trainworks.config.spec import FieldError, Spec
 
-Attention = Literal["unfused", "flash-1", "flash-2", "flash-3", "flash-4", "cudnn"]
-"""Kernel of the attention: three products and a softmax through memory, FlashAttention by version, or cuDNN's."""
+Attention = Literal["unfused", "efficient", "flash-1", "flash-2", "flash-3", "flash-4", "cudnn"]
+"""Kernel of the attention: three products and a softmax through memory, PyTorch's memory-efficient one under a mask,
+FlashAttention by version, or cuDNN's."""
 Kernel = Literal["sdpa", "varlen", "flex", "pieces", "masked"]
 """Kernel of the worker's attention, see `AttentionTask.kernel`."""
 PIECE = 128
@@ -22,7 +23,7 @@ Fp8Recipe = Literal["tensorwise", "rowwise", "blockwise"]
 """Values of an 8-bit product that share a scale: a tensor, a row, or a block (128 x 128, or the 32 of MXFP8)."""
 Family = Literal[
     "trainworks", "automodel", "jax", "torchtitan", "torchtune", "llm-foundry", "megatron-deepspeed", "nemo",
-    "megatron", "nanotron", "oneflow", "paddle", "fms", "torch",
+    "megatron", "nanotron", "oneflow", "paddle", "deepspeed", "fms", "torch",
 ]  # fmt: skip
 """Programs that share their kernels, their schedule and what they keep in memory."""
 
@@ -33,16 +34,17 @@ _WORDS: tuple[tuple[Family, str], ...] = (
     ("torchtitan", "torch ?titan"),
     ("torchtune", "torch ?tune"),
     ("llm-foundry", r"llm[-_ ]?foundry|mosaic"),
-    ("megatron-deepspeed", r"megatron[-_ ]deepspeed|\bmeg-ds\b|bigscience"),
+    ("megatron-deepspeed", r"megatron[-_ ](?:deepspeed|turing)|mt-nlg|\bmeg-ds\b|bigscience"),
     ("nemo", r"\bnemo\b|megatron[-_ ]bridge"),
     ("megatron", r"megatron|mcore|\bprimus\b|transformer ?engine"),
     ("nanotron", "nanotron"),
     ("oneflow", "oneflow|mindspore"),
     ("paddle", "paddle"),
+    ("deepspeed", "deepspeed"),
     (
         "torch",
         r"lightning|lit-?gpt|nanogpt|hugging ?face|transformers|accelerate|\bhf\b"
-        r"|easycontext|deepspeed|colossal|xtuner|axolotl|\beager\b",
+        r"|easycontext|colossal|xtuner|axolotl|\beager\b",
     ),
     ("fms", r"\bfms|foundation[-_ ]model[-_ ]stack"),
     ("torch", "torch"),
@@ -81,6 +83,11 @@ _MODELS = (
 """Years of the programs that train a model: one of July 2023 or later, as Llama 2 is, meets FlashAttention-2."""
 USUALLY_EAGER = re.compile(r"deepspeed|hugging ?face|transformers|accelerate|\bhf\b|easycontext|axolotl|xtuner", re.I)
 """PyTorch programs that compile nothing unless their users ask, which those rarely do."""
+HUGGING_FACE = re.compile(r"hugging ?face|transformers|\bhf\b", re.IGNORECASE)
+OFTEN_MASKED = re.compile(
+    r"^(?!.*(?:xtuner|axolotl|easycontext)).*(?:deepspeed|hugging ?face|transformers|accelerate|\bhf\b)", re.IGNORECASE
+)
+"""PyTorch programs of Hugging Face's models that do not bring FlashAttention's own package."""
 _PUBLISHED = re.compile(r"\barxiv:\s*(\d\d)\d\d\.\d{4,5}", re.IGNORECASE)
 _PYTORCH_1 = re.compile(r"\bpytorch 1\.", re.IGNORECASE)
 

@@ -11,7 +11,7 @@ from trainworks.catalog.catalog import explain_term
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.models import find_preset, preset
 from trainworks.config.finetune import LARGEST_ADAPTER_RANK, Adapter
-from trainworks.config.software import Attention, Fp8Recipe, family_of
+from trainworks.config.software import HUGGING_FACE, Attention, Fp8Recipe, family_of
 from trainworks.errors import UsageError
 from trainworks.measure.tables import Row, flag_of, needed_whole, number_of, text_of, whole_of
 from trainworks.plan.parameters import num_parameters, resized
@@ -160,14 +160,13 @@ def _experts(row: Row) -> dict[str, int]:
 
 _ATTENTION: tuple[tuple[Attention, str], ...] = (
     ("unfused", r"\bno flash|without flash|unfused|\bxla\b|\beager attention|naive attention"),
+    ("efficient", r"efficient attention|\bxformers\b"),
     ("flash-4", r"flash[\s_-]*(?:attention|attn)?[\s_-]*4|\bfa-?4\b"),
     ("flash-3", r"flash[\s_-]*(?:attention|attn)?[\s_-]*3|\bfa-?3\b"),
     ("flash-2", r"flash[\s_-]*(?:attention|attn)?[\s_-]*2|\bfa-?2\b|\bsdpa\b"),
     ("cudnn", r"cudnn"),
     ("flash-1", r"triton|flash[\s_-]*(?:attention|attn)?[\s_-]*1|\bfa-?1\b"),
 )
-_HUGGING_FACE = re.compile(r"hugging ?face|transformers|\bhf\b", re.IGNORECASE)
-"""Its GPT-2, GPT-Neo and OPT wrote their scores out until 2024, unless their user asked for another kernel."""
 _RECIPES: tuple[tuple[Fp8Recipe, str], ...] = (
     ("tensorwise", r"tensor[\s_-]*wise|delayed|\bcs\b"),
     ("rowwise", r"row[\s_-]*wise"),
@@ -202,7 +201,8 @@ def read_programs(row: Row, shape: ModelShape, precision: str, accelerator: Acce
     framework = text_of(row, "framework")
     named = "" if _SHARDING.fullmatch(framework) else framework
     attention = _written(_ATTENTION, text_of(row, "attention") or words)
-    if attention is None and not shape.gated_mlp and _HUGGING_FACE.search(f"{framework} {words}"):
+    # its GPT-2, GPT-Neo and OPT wrote their scores out until 2024, unless their user asked for another kernel
+    if attention is None and not shape.gated_mlp and HUGGING_FACE.search(f"{framework} {words}"):
         attention = "unfused"
     said = {"model": text_of(row, "model"), "program": framework, "words": words}
     shown = Shown.of(shape, precision, accelerator, layout, **said)

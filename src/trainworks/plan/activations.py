@@ -75,7 +75,8 @@ def activation_bytes(
         heads      e (2 H + 2 K + C) d / t of queries, keys, values, output and C copied heads, 4 H / t of the
                    log-sum-exp, and e H d / t more after Ulysses' exchange
         MLP        3 e f / t: gate, up and their product, and silu(gate) where that is a kernel of its own; 2 e f / t
-                   without a gate, or where backward computes the product again (xformers, `silu_bw_fused`)
+                   without a gate, or where backward computes the product again (xformers, `silu_bw_fused`); 5 e f
+                   where GELU is written out, 16 f under autocast
         experts    k (3 or 4 f + 2 h), and with kernels of their own h more, with an exchange 2 h more; with a capacity
                    times its factor
         text       e (2 H d + 2 H d S / T) / t of a cross-attention to S tokens: queries, output, keys and values
@@ -118,7 +119,7 @@ def activation_bytes(
     of_queries, of_keys = attending * shape.heads, attending * shape.kv_heads
     heads = _mixing_bytes(shape, layouts, sequence_length, e, software)
     width, products = _mlp_widths(shape, layouts, fused and software.fused_gate, repeated=software.repeats_gate)
-    mlp = e * width / t
+    mlp = e * width / t + _gelu_bytes(shape, layouts, precision, software)
     if precision in ("fp8", "fp4") and fused:
         inputs = inputs - halves * shape.hidden / split
         mlp = (
@@ -162,6 +163,15 @@ def _without_modules(shape: ModelShape, heads: Array, products: Array, precision
     if latent and not shape.state_space:
         heads = e * (latent.query_rank + latent.kv_rank + shape.heads * latent.value_head_dim / tp)
     return heads + (1.0 if precision in ("fp8", "fp4") else e) * products
+
+
+def _gelu_bytes(shape: ModelShape, layouts: Layouts, precision: str, software: Software) -> Array:
+    """Bytes per token that a GELU of eight operations keeps beside its input and output."""
+    if not software.writes_gelu or shape.gated_mlp or shape.experts:
+        return np.zeros(len(layouts))
+    per_value = 3.0 * element_bytes(precision) + 6.0 * has_casts(layouts, precision, software)
+    kept: Array = per_value * shape.feed_forward / layouts.tp
+    return kept
 
 
 def _mlp_widths(shape: ModelShape, layouts: Layouts, fused: bool, *, repeated: bool) -> tuple[Array, Array]:

@@ -27,6 +27,9 @@ _VOCABULARY_PADDING = 128
 _AUTOCAST_BYTES = 2.0
 """Element-wise bytes under autocast over those of a 16-bit program. Count: of a norm 14 for 4 per value, of a
 residual addition 10 for 6, of softmax with dropout 25 for 13; activations and transposed heads keep their 16 bits."""
+_GELU_BYTES = (36.0, 34.0)
+"""Of one value through eight operations forward, and more under autocast, whose power is in fp32. Count: `gelu_new` of
+transformers, 0.5 x (1 + tanh(c (x + 0.044715 x^3)))."""
 _KERNELS = (24, 44)
 """Launched by one dense block forward and backward: norms, products, attention, rotations, residuals, casts. Assumed:
 no program's were counted; what decides is their product with `launch_s`, which is fitted."""
@@ -339,6 +342,10 @@ def _block_bytes(block: _Block) -> Array:
     beside = shape.diffusion.single_layers / shape.layers * ("mlp" in parts) if shape.diffusion else 0.0
     width = _mlp_width(shape, layouts) if experts else shape.feed_forward / layouts.tp * ("mlp" in parts)
     passes = (3 if software.fused_gate else 5) if shape.gated_mlp else 2
+    written = np.zeros(len(layouts))
+    if software.writes_gelu and not (shape.gated_mlp or experts):
+        casts = has_casts(layouts, device.precision, software)
+        passes, written = 0, block.tokens * width * (_GELU_BYTES[0] + _GELU_BYTES[1] * casts)
     per_token = 5 * (len(parts) - beside) * e * shape.hidden / hidden_share + 4 * e * heads + passes * e * width
     if (mixer := shape.state_space) is not None and "mixer" in parts:
         per_token = per_token + mixer_bytes(shape, e) / layouts.tp
@@ -349,7 +356,7 @@ def _block_bytes(block: _Block) -> Array:
         routed = experts * shape.experts_per_token / layouts.tp * (received / shape.hidden)
         inputs = 1.5 * len(parts) + routed
         per_token = per_token + _cast_bytes(device, software) * (inputs * shape.hidden + heads + width)
-    return block.tokens * per_token * unfused_factor(shape, layouts, device, software)
+    return block.tokens * per_token * unfused_factor(shape, layouts, device, software) + written
 
 
 def _cast_bytes(device: DeviceRates, software: Software) -> int:

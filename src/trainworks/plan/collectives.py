@@ -67,6 +67,8 @@ class LinkRates:
     node_bytes_per_s: float
     """All interfaces of a node together, what rings reach."""
     scale_out_latency_s: float
+    message_gain: float
+    """Rate of a message between two nodes over that of a ring; 1 where rings keep it."""
     in_network: bool
     """True if the network's switches add up (SHARP): every byte of an all-reduce leaves a domain once."""
     pipelining: float
@@ -189,6 +191,6 @@ def point_to_point_s(size_bytes: Array, stride: Array, stages: Array, links: Lin
     inside = stride * stages <= links.domain
     sharing = np.minimum(stride, links.ranks_per_node)
     neighbour = links.scale_up_bytes_per_s * (links.shares[1] if links.shares else 1.0)
-    rate = np.where(inside, neighbour, links.node_bytes_per_s / sharing)
+    rate = np.where(inside, neighbour, links.message_gain * links.node_bytes_per_s / sharing)
     latency = np.where(inside, links.start_s / 3, links.scale_out_latency_s / 3)
     return latency + size_bytes / np.maximum(rate, 1.0)

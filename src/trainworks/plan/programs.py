@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -24,6 +24,7 @@ import numpy as np
 
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.software import (
+    OFTEN_MASKED,
     USUALLY_EAGER,
     Attention,
     Family,
@@ -50,6 +51,9 @@ _MOST_PLANNED = 4
 Assumed: the others hold a tenth of the share at most."""
 _COMPILED_SHARES = {False: 0.5, True: 0.1}
 """Compiled share of the PyTorch programs since 2024, by whether they come eager. Set to: labels of step_times.csv."""
+_MASKED_SHARE = 0.5
+"""Share of the programs with Hugging Face's models since 2024 whose attention gets its mask as an array, which
+FlashAttention does not take: of Llama in transformers 4.38 to 4.40, of any padded batch. Assumed."""
 _UNFUSED, _FIRST_FUSED = 2021, 2023
 """Years that stand for attention in several kernels, and for the first fused one (`software._FUSED_SINCE`)."""
 _DIFFUSED, _FILMED = 2023, 2024
@@ -88,6 +92,8 @@ class Shown:
     """What the program can be of."""
     is_usually_eager: bool = False
     """Whether the program is one of those that come eager."""
+    is_often_masked: bool = False
+    """Whether the program may pass the mask of the attention as an array."""
     is_of_2021: bool = False
     """Whether the run does what later programs gave up: tensor parallelism without sequence parallelism."""
 
@@ -127,6 +133,7 @@ class Shown:
             first_year=max(first, of_model),
             last_year=max(last, of_model),
             is_usually_eager=bool(USUALLY_EAGER.search(f"{program} {words}")),
+            is_often_masked=bool(OFTEN_MASKED.search(f"{program} {words}")),
             is_of_2021=tp > 1 and not degrees.get("sequence_parallel", 1) and zero < 3,
         )
 
@@ -161,6 +168,12 @@ def programs(
             is_open = compiled is None and usual.framework == "torch" and at > _FIRST_FUSED and not usual.fused_kernels
             share = _COMPILED_SHARES[shown.is_usually_eager] if is_open else 0.0
             kinds = [(usual, 1 - share)] + ([(Software.of(named, compiled=True, **of), share)] if is_open else [])
+            if attention is None and shown.is_often_masked and usual.native and at > _FIRST_FUSED:
+                kinds = [
+                    (replace(one, attention=kernel), part * share)
+                    for one, part in kinds
+                    for kernel, share in ((one.attention, 1 - _MASKED_SHARE), ("efficient", _MASKED_SHARE))
+                ]
             for software, of_kind in kinds:
                 found[software] = found.get(software, 0.0) + of_family * of_year * of_kind
     return normalised([each for each in sorted(found.items(), key=lambda each: -each[1]) if each[1] >= _LEAST])

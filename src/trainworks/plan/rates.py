@@ -190,9 +190,8 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
     up = accelerator.host_bytes_per_s / 2 if bridged else cluster.scale_up_bytes_per_s
     up = up or accelerator.host_bytes_per_s / 2
     domain = max(cluster.scale_up_domain, cluster.accelerators_per_node)
-    share = coefficients.scale_out_share
-    if cluster.network == "Omni-Path":
-        share *= coefficients.omni_path_share
+    kept = coefficients.omni_path_share if cluster.network == "Omni-Path" else 1.0
+    share = coefficients.scale_out_share * kept
     return LinkRates(
         ranks_per_node=cluster.accelerators_per_node,
         domain=domain,
@@ -203,6 +202,7 @@ def link_rates(cluster: ClusterDescription, coefficients: Coefficients = COEFFIC
         hop_s=_HOP_S,
         node_bytes_per_s=cluster.node_bytes_per_s * share * cluster.spread_share,
         scale_out_latency_s=_LATENCY_S.get(cluster.network, _OTHER_LATENCY_S),
+        message_gain=1 / kept,
         in_network=cluster.in_network_reduction,
         pipelining=coefficients.pipelining,
         pipelining_inside=coefficients.pipelining_inside,
@@ -257,6 +257,7 @@ def _measured_links(calibration: Calibration) -> LinkRates:
         hop_s=calibration.all_reduce_latency_s / 2 / max(1, 2 * (calibration.num_ranks - 1)),
         node_bytes_per_s=calibration.all_reduce_bytes_per_s * calibration.num_ranks,
         scale_out_latency_s=calibration.all_reduce_latency_s,
+        message_gain=1.0,
         in_network=False,
         pipelining=0.0,
         pipelining_inside=0.0,

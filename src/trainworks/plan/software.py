@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from trainworks.config.software import USUALLY_EAGER, Attention, Family, Fp8Recipe, TrainingSoftware, family_of, year_of
+from trainworks.config.software import (
+    HUGGING_FACE,
+    USUALLY_EAGER,
+    Attention,
+    Family,
+    Fp8Recipe,
+    TrainingSoftware,
+    family_of,
+    year_of,
+)
 
 Selective = Literal["attention", "products", "every second product", "projections", "queries"]
 """What selective recomputation repeats: the scores of attention (Megatron-LM); all but the outputs of products and
@@ -32,6 +41,8 @@ class Software:
     torch.compile), not one per operation."""
     fused_gate: bool = True
     """With fused kernels: an MLP's activation and the product with its gate are one, too, and keep a value less."""
+    writes_gelu: bool = False
+    """GELU of plain models is eight operations (`gelu_new` of transformers: GPT-2, GPT-Neo)."""
     repeats_gate: bool = False
     """Backward computes that product again from the two values, which are all that an MLP keeps: one more pass, which
     is not priced. Llama 3 405B on 8,192 GPUs needs as much to run without recomputation: 16 stages of 8 chunks hold
@@ -48,6 +59,9 @@ class Software:
     """Tensor-, context- and expert-parallel communication runs beside computing, in pieces."""
     gradient_bytes: int = 4
     """Bytes per parameter of the gradients that are summed over the replicas."""
+    summed_bytes: int = 0
+    """Bytes per parameter that summing gradients moves after each micro-batch, in kernels of their own; 0 where the
+    kernel of the product adds to the sum. PyTorch-native programs: see `step_time`."""
     native: bool = False
     """PyTorch's own parallelism: FSDP2 shards every state, in the precision of the update; gradients are freed after
     the update, except for DDP's buckets; DTensor keeps gathered inputs; a pipeline stage receives every micro-batch of
@@ -76,6 +90,11 @@ class Software:
     alone (DeepSpeed, `type:transformer`); or products, the output's too (nanotron, `get_block_compute_costs`)."""
     reduce_bucket: int = 0
     """Elements of the buffer in which DeepSpeed reduces 16-bit gradients when a pipeline is empty."""
+    reduces_buckets: bool = False
+    """ZeRO as DeepSpeed comes: stages 1 and 2 reduce whole buckets to every rank (`use_multi_rank_bucket_allreduce`),
+    not beside backward (`overlap_comm`, which is on in stage 3)."""
+    gathers_alone: bool = False
+    """Sharded weights are gathered one by one, as before FSDP."""
     sent_gradient_bytes: int | None = None
     """Bytes per parameter that ranks send, where they keep others and weights are not fp32;
     `Layouts.gradient_compression` lowers both. FSDP reduces in the precision of its products, unless its user asks for
@@ -167,7 +186,7 @@ class Software:
             fused = compiled or (fused and not optional)
         eager_loss = family == "torchtitan" and not (fused and year > _COMPILED_SINCE)
         cast = year < _COMPILED_SINCE and usual.framework == "torch" and usual.native and usual.optimizer_bytes == 12
-        reentrant = bool(USUALLY_EAGER.search(framework))
+        reentrant = family in ("torch", "deepspeed") and bool(USUALLY_EAGER.search(framework))
         sent = usual.sent_gradient_bytes
         gradient_bytes = gradient_bytes or (2 if precision == "fp16" and not usual.native else None)
         if gradient_bytes:  # ranks send no wider ones than they keep
@@ -179,21 +198,37 @@ class Software:
             loss_bytes=_TORCH.loss_bytes if eager_loss else usual.loss_bytes,
             attention=attention or kernel,
             fused_kernels=fused,
+            writes_gelu=optional and not fused and bool(HUGGING_FACE.search(framework)),
             norm_bytes=0 if fused else usual.norm_bytes,
             autocast=cast or usual.autocast,
             weight_bytes=4 if cast else usual.weight_bytes,
-            overlap=year >= (_FSDP_SINCE if usual.framework == "torch" else _FUSED_SINCE),
+            overlap=year >= (_FSDP_SINCE if usual.framework == "torch" else _FUSED_SINCE) or usual.reduces_buckets,
+            gathers_alone=year < _FSDP_SINCE,
             tensor_overlap=year >= _FUSED_SINCE and usual.tensor_overlap,
             sequence_parallel=year >= _SEQUENCE_PARALLEL_SINCE.get(family, 2023),
             gradient_bytes=gradient_bytes or usual.gradient_bytes,
+            summed_bytes=_summed_bytes(usual, family, year, precision),
             sent_gradient_bytes=sent,
             selective=selective or usual.selective,
-            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or (usual is _TORCH and reentrant),
+            repeats_last=usual.repeats_last or year < _COMPILED_SINCE or reentrant,
             by_domain=usual.by_domain and year >= _DEEP_EP_SINCE,
             fp8_recipe=fp8_recipe or "tensorwise",
             name=framework,
             said=frozenset(name for name, value in said.items() if value not in (None, "")),
         )
+
+
+def _summed_bytes(usual: Software, family: Family, year: int, precision: str) -> int:
+    """`Software.summed_bytes` of a gradient in 16 bits.
+
+    Count: it is read, and its sum read and written: in 16 bits 6, in 32 bits 10, and 18 with a copy in 32 bits
+    (`update_hp_grads` of DeepSpeed's bf16_optimizer.py).
+    """
+    if family == "megatron-deepspeed" and precision == "fp16":
+        return 6
+    if family == "megatron" and year < _ADDS_SINCE:
+        return 6 if precision == "fp16" else 10
+    return usual.summed_bytes
 
 
 PRESENT = 2026
@@ -205,6 +240,8 @@ _FSDP_SINCE = 2022
 _SEQUENCE_PARALLEL_SINCE: dict[Family, int] = {"megatron": 2022, "nemo": 2022, "jax": 2021}
 """Other families have it since 2023. Source: Korthikanti et al., arXiv:2205.05198; GSPMD, arXiv:2105.04663;
 deepspeedai/Megatron-DeepSpeed 148."""
+_ADDS_SINCE = 2022
+"""Source: Megatron-LM's `--no-gradient-accumulation-fusion`, of March 2022."""
 _DEEP_EP_SINCE = 2025
 """Source: deepseek-ai/DeepEP, published in February 2025."""
 _COMPILED_SINCE = 2024
@@ -272,7 +309,9 @@ _PROGRAMS: dict[Family, Software] = {
     "trainworks": worker_software("cuda"),
     # deepspeed/runtime/bf16_optimizer.py. A pipeline keeps the fp32 logits of two micro-batches, the loss a clone of
     # them (pipe/engine.py; megatron/model/gpt_model.py, mpu/cross_entropy.py).
-    "megatron-deepspeed": Software(loss_bytes=12.0, shares="blocks", reduce_bucket=500_000_000, **_IN_BOTH),
+    "megatron-deepspeed": Software(
+        loss_bytes=12.0, shares="blocks", reduce_bucket=500_000_000, summed_bytes=18, **_IN_BOTH
+    ),
     # `grad_reduce_in_fp32 = False` in the settings of both for performance.
     "nemo": Software(gradient_bytes=2),
     "megatron": Software(),
@@ -299,6 +338,8 @@ _PROGRAMS: dict[Family, Software] = {
         _COMPILED, loss_bytes=2.0, loss_parallel=True, sent_gradient_bytes=4, selective="every second product"
     ),
     "fms": _COMPILED,
+    # deepspeed/runtime/zero/config.py and stage_1_and_2.py.
+    "deepspeed": replace(_TORCH, reduces_buckets=True),
     "nanotron": replace(
         _COMPILED,
         fused_gate=False,
@@ -307,6 +348,7 @@ _PROGRAMS: dict[Family, Software] = {
         loss_bytes=8.0,
         loss_parallel=True,
         shares="products",
+        summed_bytes=10,
         **_IN_BOTH,
     ),
     # As of their sources' tables no more is known: assumed.

@@ -295,11 +295,10 @@ def _pipeline_transfers_s(job: TrainingJob, layouts: Layouts, rates: Rates, comp
     """
     tokens = layouts.micro_batch * job.sequence_length / layouts.cp
     size = tokens * job.shape.hidden * element_bytes(job.precision) / layouts.tp
-    one = point_to_point_s(size, layouts.tp * layouts.cp * layouts.dp, layouts.pp, rates.links)
-    full = 2 * layouts.interleave * one
-    hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
-    exposed = np.maximum(full - hidden * compute_s, (1 - hidden) * full)
-    return np.where(layouts.pp > 1, exposed, 0.0)
+    stride = layouts.tp * layouts.cp * layouts.dp
+    full = 2 * layouts.interleave * point_to_point_s(size, stride, layouts.pp, rates.links)
+    hidden = rates.coefficients.dp_hidden * rates.software.overlap
+    return np.where(layouts.pp > 1, np.maximum(full - hidden * compute_s, (1 - hidden) * full), 0.0)
 
 
 def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Array, compute_s: Array) -> Array:
@@ -310,13 +309,14 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     zero 2    a scatter per micro-batch; with v > 1 chunks one per chunk and p micro-batches that follow each other on
               it, whose gradients are added first (Llama Team 2024, arXiv:2407.21783, section 3.3.2)
     zero 3    per micro-batch the weights gathered forward and backward and the gradients scattered
+    DeepSpeed with zero 1 and 2 an all-reduce instead of a scatter, which nothing hides (`Software.reduces_buckets`)
     native    in a pipeline one scatter per step with zero 2 and 3, too (`torch.distributed.pipelining`)
     replicas  beside shards: an all-reduce of the shard's gradients
 
-    Gradients are sent as `layouts.gradient_compression` says. Nothing hides the kernels of PowerSGD.
-    Software with overlap hides up to `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else
-    of one micro-batch, since gradients are complete in the last. With v > 1 chunks the last one alone waits for it:
-    those of the others are complete p micro-batches earlier each, and their weights are needed as much later.
+    Nothing hides the kernels of PowerSGD (`layouts.gradient_compression`). Software with overlap hides up to
+    `dp_hidden` of the time that computes: of the whole step with zero 2 and 3, else of one micro-batch, since
+    gradients are complete in the last. With v > 1 chunks the last one alone waits for it: those of the others are
+    complete p micro-batches earlier each, and their weights are needed as much later.
     """
     parameters = _held(job, layouts, blocks)
     copies = layouts.dp * layouts.cp
@@ -326,41 +326,40 @@ def _data_parallel_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: A
     full = _reductions_s(job, layouts, rates, parameters.dense, units, copies, layouts.tp, weight_bytes)
     if job.shape.experts:
         full = full + _reductions_s(job, layouts, rates, parameters.experts, units, expert_copies, layouts.ep, whole)
-    hidden = rates.coefficients.dp_hidden if rates.software.overlap else 0.0
-    if not rates.software.overlap:
-        full = np.where(layouts.zero == 3, full / rates.coefficients.old_gather_share, full)
+    overlaps = rates.software.overlap & ((layouts.zero == 3) | (not rates.software.reduces_buckets))
+    hidden = rates.coefficients.dp_hidden * overlaps
+    slowed = (layouts.zero == 3) & rates.software.gathers_alone
+    full = np.where(slowed, full / rates.coefficients.old_gather_share, full)
     one, v = compute_s / layouts.accum, layouts.interleave
     earlier = (np.minimum(layouts.pp, layouts.accum) - 1) * (1 - 1 / v)
     available = np.where(layouts.zero >= 2, compute_s, one * (1 + earlier))
     of_last = np.where(layouts.zero >= 2, 0.0, (full - hidden * one) / v)
-    exposed = np.maximum(np.maximum(full - hidden * available, full * (1 - hidden)), of_last)
+    exposed: Array = np.maximum(np.maximum(full - hidden * available, full * (1 - hidden)), of_last)
     return exposed + compression_s(parameters.total, layouts, rates.device.memory_bytes_per_s)
 
 
 def _accumulation_s(job: TrainingJob, layouts: Layouts, rates: Rates, blocks: Array) -> Array:
-    """Casts of weights and sums of gradients that are kernels of their own in PyTorch, where a rank holds them whole.
+    """Casts of weights and sums of gradients that are kernels: per parameter `Software.summed_bytes`, or of PyTorch's.
 
-    Bytes per parameter: 3 e_g for each micro-batch after the first, whose gradient is kept as it is, with e_g bytes of
-    a gradient (zero 0 and 1); under autocast (zero 0) 6 for the cast and 6 for its gradient per micro-batch.
-    Megatron-LM adds gradients in the kernel of the product.
-
-    Shards are gathered into a flat buffer and copied out of it, forward and backward, 2 e each time (zero 3), and
-    gradients are copied into one, e read and what is sent written (zero 2 and 3); see PyTorch's
-    `_fsdp_collectives.py` (`split_with_sizes_copy`, `chunk_cat`). Measured links copy in their own time.
+    Where a rank holds gradients whole, 3 e_g for each micro-batch after the first, whose gradient is kept as it is,
+    with e_g bytes of one (zero 0 and 1); under autocast (zero 0) 6 for the cast and 6 for its gradient each.
+    Shards are gathered into a flat buffer and copied out of it, forward and backward, 2 e each time (zero 3);
+    gradients are copied into one, e read and what is sent written (zero 2 and 3; `_fsdp_collectives.py`), and divided
+    there in DeepSpeed's zero 2, 4 e. Measured links copy in their own time.
     """
     software = rates.software
+    held = _held(job, layouts, blocks).total
     if not software.native or software.framework != "torch":
-        return np.zeros(len(layouts))
+        summed_s: Array = held * software.summed_bytes * layouts.accum / rates.device.memory_bytes_per_s
+        return summed_s
     e = element_bytes(job.precision)
-    gradient_bytes = 4 if software.autocast else e
-    sums = np.where(layouts.zero <= 1, 3.0 * gradient_bytes * (layouts.accum - 1), 0.0)
+    sums = np.where(layouts.zero <= 1, 3.0 * (4 if software.autocast else e) * (layouts.accum - 1), 0.0)
     casts = 12.0 * layouts.accum * has_casts(layouts, job.precision, software)
     sent = software.sent_gradient_bytes or software.gradient_bytes
-    copies = np.select([layouts.zero == 3, layouts.zero == 2], [5.0 * e + sent, float(e + sent)], 0.0)
+    into_bucket = 4.0 * e if software.reduces_buckets else float(e + sent)
+    copies = np.select([layouts.zero == 3, layouts.zero == 2], [5.0 * e + sent, into_bucket], 0.0)
     copies = np.where(np.isinf(rates.links.copied_bytes_per_s), copies, 0.0)
-    parameters = _held(job, layouts, blocks)
-    moved = (parameters.dense + parameters.experts) * (sums + casts + copies * layouts.accum)
-    seconds: Array = moved / rates.device.memory_bytes_per_s
+    seconds: Array = held * (sums + casts + copies * layouts.accum) / rates.device.memory_bytes_per_s
     return seconds
 
 
@@ -391,6 +390,9 @@ def _reductions_s(
     shards = np.maximum(1.0, copies / replicas)
     pieces = np.where(layouts.zero == 3, units, 1.0)
     scattered = pieces * collective_s("reduce_scatter", gradients / pieces, shards, stride, rates.links)
+    if rates.software.reduces_buckets:
+        whole = collective_s("all_reduce", gradients, shards, stride, rates.links)
+        scattered = np.where(layouts.zero == 3, scattered, whole)
     gathered = pieces * collective_s("all_gather", weights / pieces, shards, stride, rates.links)
     outer = collective_s("all_reduce", gradients / shards, replicas, stride * shards, rates.links)
     keeps = (layouts.zero <= 1) | (rates.software.native & (layouts.pp > 1))
@@ -402,17 +404,17 @@ def _reductions_s(
 
 
 def _optimizer_s(job: TrainingJob, layouts: Layouts, rates: Rates) -> Array:
-    """Parameters that a rank keeps after sharding, over the rate of the device or of the host that updates them."""
+    """Parameters that a rank keeps after sharding, over the rate of the device or of the host that updates them.
+
+    DeepSpeed sums offloaded gradients on the device: out and back over the host's link between two micro-batches.
+    """
     blocks, _ = stage_blocks(job.shape.layers, layouts)
     parameters = _held(job, layouts, blocks)
     shards = layouts.dp_shard * layouts.cp
     expert_copies = np.maximum(1.0, shards * layouts.tp / layouts.ep)
-    sharded = layouts.zero > 0
-    local = parameters.dense / np.where(sharded, shards, 1.0) + parameters.experts / np.where(
-        sharded, expert_copies, 1.0
-    )
-    updated_per_s = np.where(
-        layouts.offload_optimizer > 0, rates.host.update_params_per_s, rates.optimizer_params_per_s
-    )
-    seconds: Array = local / updated_per_s
-    return seconds
+    local = parameters.dense / np.where(layouts.zero > 0, shards, 1.0)
+    local = local + parameters.experts / np.where(layouts.zero > 0, expert_copies, 1.0)
+    per_s = np.where(layouts.offload_optimizer > 0, rates.host.update_params_per_s, rates.optimizer_params_per_s)
+    crossing = np.where(layouts.offload_optimizer > 0, 2.0 * element_bytes(job.precision) * (layouts.accum - 1), 0.0)
+    seconds: Array = local / per_s
+    return seconds + rates.software.reduces_buckets * crossing * local / rates.host.link_bytes_per_s
