@@ -9,7 +9,8 @@ from trainworks.api.inputs import RunInput, argument, described_run, load_run, o
 from trainworks.api.notices import Notify, silent
 from trainworks.api.planning.described import blaming_layout, check_ranks, plan_cluster, planned_shape
 from trainworks.config.load import NO_SETTINGS, Settings
-from trainworks.config.run_file import Goal, RunFile
+from trainworks.config.recovery import Goal
+from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.probe import package_versions

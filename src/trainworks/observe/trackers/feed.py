@@ -48,8 +48,10 @@ def parameters_of(resolved: ResolvedRun) -> dict[str, str | float]:
     if run_file.workload is not None:
         tree |= run_file.workload.model_dump(mode="json", exclude_none=True)
     else:
-        run = None if run_file.run is None else hide_secrets(run_file.run, secrets_of(run_file, os.environ))
+        secrets = secrets_of(run_file, os.environ)
+        run = None if run_file.run is None else hide_secrets(run_file.run, secrets)
         tree |= {"run": run, "framework": run_file.framework}
+        tree |= {"roles": {name: {"run": hide_secrets(role.run, secrets)} for name, role in run_file.roles.items()}}
     if plan is not None:
         tree |= {"layout": plan.layout.model_dump(mode="json", exclude_none=True), "plan": _predictions(plan)}
     tree["accelerator"] = next((one.name for one in resolved.host.accelerators), resolved.host.processor)
