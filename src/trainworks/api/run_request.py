@@ -371,13 +371,12 @@ def _job_text(request: AnyRequest, name: str) -> str:
     if name != "skypilot":  # the others take secrets from the shell or from a Secret, and the text has no values
         hidden = dict.fromkeys(run_file.cluster.skypilot.secrets)
         run_file = run_file.model_copy(update={"envs": run_file.envs | hidden})
+    if run_file.roles:
+        return jobset.render_roles(run_file, name)
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(run.command or ())), run_file.cluster
-    if name == "lsf" and cluster.autoscale is not None:
-        hint = "leave `cluster.autoscale` out; LSF's resource connector has a file of its own"
-        raise UsageError("LSF jobs cannot start or stop hosts", hint=hint)
     if name == "lsf":
-        return shell.render_lsf(spec, program)
+        return shell.render_lsf(spec, program, elastic=cluster.autoscale is not None)
     if name == "skypilot":
         return skypilot.render(spec, program, cluster.skypilot, cluster.autoscale)
     job = KubernetesJob(spec=spec, program=program, cluster=cluster.kubernetes, autoscale=cluster.autoscale)

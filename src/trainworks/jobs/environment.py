@@ -44,9 +44,17 @@ def role_environment(
         "TRAINWORKS_PORT": str(ports[node]),
     }
     for group in processes.groups():
-        name = str(group.role).upper().replace("-", "_")
-        found[f"TRAINWORKS_ADDRESSES_{name}"] = ",".join(places[each] for each in group.nodes)
+        found[role_variable(str(group.role))] = ",".join(places[each] for each in group.nodes)
     return found
+
+
+def role_variable(role: str) -> str:
+    """Variable with the addresses of a role.
+
+    >>> role_variable("roll-out")
+    'TRAINWORKS_ADDRESSES_ROLL_OUT'
+    """
+    return f"TRAINWORKS_ADDRESSES_{role.upper().replace('-', '_')}"
 
 
 def agent_environment(processes: Processes) -> dict[str, str]:
