@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.fakes import HOST, resolved_command
 from tests.faults.launcher import wait_until
@@ -35,11 +36,12 @@ UNTIL_TOLD = 'until [ -e "$TRAINWORKS_RUN_DIR/go" ]; do sleep 0.05; done'
 class RunOfRoles:
     """A job with roles under a supervisor of its own."""
 
-    def __init__(self, run_dir: RunDir, **keys: Any) -> None:
+    def __init__(self, run_dir: RunDir, folder: Path = Path("/"), **keys: Any) -> None:
         self.run_dir = run_dir
         run_file = RunFile.model_validate({"name": "demo", "job": {"grace": "30 s"}} | keys)
         host = HOST.model_copy(update={"accelerators": ()})
-        self.resolved = resolved_command(run_file=run_file, processes=choose_role_processes(run_file, host))
+        processes = choose_role_processes(run_file, host)
+        self.resolved = resolved_command(run_file=run_file, processes=processes, working_folder=str(folder))
         run_dir.write_resolved(self.resolved)
         make_ready(run_dir, self.resolved.processes, 0.0)
         command = process.python_module("trainworks.agent.supervisor", str(run_dir.path), "0")
@@ -228,3 +230,16 @@ def test_all_roles_end_with_a_killed_supervisor(start) -> None:
     job.up(1)
     os.kill(job.supervisor.pid, signal.SIGKILL)
     wait_until(lambda: job.ranks("server") + job.ranks("trainer") == [])
+
+
+def test_the_example_climbs_with_two_servers_of_which_one_is_killed(start) -> None:
+    root = Path(__file__).parents[2]
+    job = start(folder=root, **yaml.safe_load((root / "examples/roles.yaml").read_text()))
+    wait_until(lambda: len(job.said(1)) > 2)
+    os.kill(job.ranks("reward")[0], signal.SIGKILL)
+    assert job.end().state == "SUCCEEDED"
+    assert job.said(0)[0].startswith("prepared by Python")
+    assert float(job.said(1)[-1].partition("loss=")[2]) < 1e-4
+    assert [failure["role"] for failure in job.failures()] == ["reward"]
+    with job.run_dir.metrics_file.open() as metrics:
+        assert sum(1 for _ in metrics) == 15  # steps of the role that decides and that no other waits for

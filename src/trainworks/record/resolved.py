@@ -226,8 +226,14 @@ class ResolvedRun(Result, Spec):
 
     @property
     def leading_role(self) -> str | None:
-        """The first role that decides, whose metrics are those of the run; None without roles."""
-        return next((name for name, role in self.run_file.roles.items() if role.decides), None)
+        """The role whose metrics are those of the run: the first that decides and that no other waits for.
+
+        None without roles.
+        """
+        roles = self.run_file.roles
+        needed = {name for role in roles.values() for name in role.depends_on}
+        deciding = [name for name, role in roles.items() if role.decides]
+        return next((name for name in deciding if name not in needed), next(iter(deciding), None))
 
     def on_node(self, node: int) -> ResolvedRun:
         """The run as a node sees it: of a job with roles, that of its role alone."""
