@@ -19,6 +19,7 @@ from trainworks.host import process
 from trainworks.jobs.environment import ROLE
 from trainworks.observe.log_lines import RunLogs
 from trainworks.plan.run.processes import choose_role_processes
+from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.events.job import FailureEvent
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.run_dir import RunDir
@@ -33,13 +34,18 @@ SERVER = {"run": WAITS, "decides": False}
 UNTIL_TOLD = 'until [ -e "$TRAINWORKS_RUN_DIR/go" ]; do sleep 0.05; done'
 
 
+def gpus(count: int) -> tuple[AcceleratorFacts, ...]:
+    """Accelerators that a machine is said to have."""
+    return tuple(AcceleratorFacts(index=index, name="H100", memory_bytes=80 * 10**9) for index in range(count))
+
+
 class RunOfRoles:
     """A job with roles under a supervisor of its own."""
 
     def __init__(self, run_dir: RunDir, folder: Path = Path("/"), **keys: Any) -> None:
         self.run_dir = run_dir
+        host = HOST.model_copy(update={"accelerators": gpus(keys.pop("gpus", 0)), "num_cores": 8})
         run_file = RunFile.model_validate({"name": "demo", "job": {"grace": "30 s"}} | keys)
-        host = HOST.model_copy(update={"accelerators": ()})
         processes = choose_role_processes(run_file, host)
         self.resolved = resolved_command(run_file=run_file, processes=processes, working_folder=str(folder))
         run_dir.write_resolved(self.resolved)
@@ -118,6 +124,16 @@ def test_the_roles_find_each_other_and_the_servers_end_with_the_job(start) -> No
     names = {line.source for line in RunLogs(job.run_dir).new_lines(everything=True)}
     assert names == {"roll-out-0", "roll-out-1", "fetch-0", *(f"trainer-{rank}" for rank in range(4))}
     assert job.failures() == []
+
+
+def test_a_role_sees_its_accelerators_and_no_others(start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    says = 'echo "gpus $CUDA_VISIBLE_DEVICES"'
+    server = {"run": says, "nodes": 2, "resources": {"accelerators": "gpu:1"}}
+    trainer = {"run": says, "nodes": 2, "resources": {"accelerators": "gpu:2"}, "processes_per_node": 1}
+    job = start(gpus=6, roles={"fetch": {"run": says}, "server": server, "trainer": trainer})
+    assert job.end().state == "SUCCEEDED"
+    assert [job.said(rank) for rank in range(5)] == [["gpus "], ["gpus 0"], ["gpus 1"], ["gpus 2,3"], ["gpus 4,5"]]
 
 
 def test_a_killed_server_starts_again_alone_at_its_address(start) -> None:

@@ -24,7 +24,6 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, Share, claim_key, machine_ledger
 from trainworks.host.probe import num_cores, probe_accelerators
 from trainworks.host.users import user_name
-from trainworks.jobs.environment import accelerators_per_node
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import parse_cause, parse_state
 from trainworks.record.events.job import StopRequestedEvent
@@ -224,7 +223,8 @@ def _supervisor(run_dir: RunDir) -> int | None:
 
 
 def _cores(processes: Processes) -> float:
-    return min(processes.world_size * processes.threads_per_process, num_cores())
+    groups = (group.processes for group in processes.groups())
+    return min(sum(one.world_size * one.threads_per_process for one in groups), num_cores())
 
 
 def _group_lines(group: RoleNodes, resolved: ResolvedRun) -> list[str]:
@@ -249,7 +249,7 @@ def _environment_lines(environment: ResolvedEnvironment | None) -> list[str]:
 
 def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, ...]:
     """Accelerators for a job, of those that other jobs do not hold."""
-    count = processes.nodes * accelerators_per_node(processes)
+    count = processes.num_accelerators if processes.device == "cuda" else 0
     if count == 0:
         return ()
     visible = [facts.index for facts in probe_accelerators()]

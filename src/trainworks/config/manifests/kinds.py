@@ -53,7 +53,7 @@ def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob
     pods = [_comparable_pods(group) for group, _ in groups]
     if not groups or any(one != pods[0] for one in pods):
         names = ", ".join(f"`{group.get('name')}`" for group, _ in groups) or "none"
-        hint = "write one with as many pods as nodes, or a job of its own for each"
+        hint = "write one with as many pods as nodes, or a run file with `roles`, a command for each group"
         reading.refuse((*key, "replicatedJobs"), f"{_ALIKE}, and `replicatedJobs` has {len(groups)}: {names}", hint)
         return
     counts = [_read_group(reading, group, place) for group, place in groups]
