@@ -178,9 +178,9 @@ def _no_container(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
 
 
 def _image_of_role(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
-    """Field, reason and hint of a role that names an image, which only a manifest has; None without one."""
+    """Field, reason and hint of a role on this machine that names an image; None without one."""
     name = next((name for name, role in run_file.roles.items() if role.image is not None), None)
-    if name is None:
+    if name is None or run_file.cluster.engine != "local":
         return None
     hint = "write a manifest with `trainworks submit --dry-run --as jobset`, or remove `image`"
     return ("roles", name, "image"), f"role `{name}` has an image, which is for a manifest alone", hint
