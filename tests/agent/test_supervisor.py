@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import FakeClock, FakeNodes, Life, job
-from trainworks.agent.node_agents import NODE_LEAVES, CommandNodes, ThisMachine, TrainingNodes
+from trainworks.agent.command_nodes import CommandNodes
+from trainworks.agent.node_agents import NODE_LEAVES, ThisMachine, TrainingNodes
 from trainworks.agent.supervisor import Supervisor, supervise
 from trainworks.backends.slurm.allocation import StepHosts
 from trainworks.files import take_lock

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 787
-MOST_LINES = 131_135
+MOST_FILES = 789
+MOST_LINES = 132_010
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
-MOST_IMPORTED_ONCE = 102
+MOST_IMPORTED_ONCE = 103
 MOST_SMALL = 155
 MOST_UNTYPED = 120
 _SMALL_LINES = 3

@@ -44,6 +44,7 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.store import open_store
+from trainworks.plan.run.processes import choose_role_processes, requested_host
 from trainworks.record.code_archive import keep_code
 from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
@@ -151,8 +152,24 @@ class Bed(abc.ABC):
                 "cluster": {"engine": self.word, "nodes": nodes, "processes_per_node": 1, **self.cluster},
             }
         )
+        return self._prepared(
+            run_file, Processes(nodes=nodes, processes_per_node=1, threads_per_process=1, device="cpu")
+        )
+
+    def job_of_roles(self, **roles: dict[str, Any]) -> Job:
+        """Commands of several roles, on nodes of one rank each; not submitted yet."""
+        run_file = RunFile.model_validate(
+            {
+                "name": "t",
+                "roles": {name: {"resources": self.resources, **role} for name, role in roles.items()},
+                "job": {"grace": "8 s"},
+                "cluster": {"engine": self.word, **self.cluster},
+            }
+        )
+        return self._prepared(run_file, choose_role_processes(run_file, requested_host(run_file)))
+
+    def _prepared(self, run_file: RunFile, processes: Processes) -> Job:
         run_dir = create_run_dir(self.folder / "runs", "t")
-        processes = Processes(nodes=nodes, processes_per_node=1, threads_per_process=1, device="cpu")
         resolved = resolved_command(
             run_dir.run_id, run_file=run_file, processes=processes, working_folder=str(self.code_folder), command=None
         )

@@ -59,7 +59,7 @@ class SmallBackend(Backend):
     """Runs jobs as processes of this test."""
 
     name: ClassVar[str] = "small"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"edit", "min_nodes", "time_limit", "priority"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"edit", "min_nodes", "roles", "time_limit", "priority"})
 
     def __init__(self, site: Site) -> None:
         self._site = site

@@ -96,6 +96,24 @@ def test_a_gang_starts_together_and_succeeds(bed: Bed) -> None:
     is_over(job)
 
 
+def test_the_roles_of_a_job_start_together_and_the_deciding_one_ends_it(bed: Bed) -> None:
+    server = {"run": "echo up; exec sleep 600", "nodes": 2, "decides": False}
+    asks = 'echo "$TRAINWORKS_ROLE $RANK/$WORLD_SIZE"; echo $TRAINWORKS_ADDRESSES_SERVER | tr , "\\n" | wc -l'
+    wanted = bed.job_of_roles(server=server, trainer={"run": f"sleep 1; {asks}", "nodes": 2})
+    if "roles" in bed.backend.unsupported:
+        with pytest.raises(UsageError, match="does not support `roles`"):
+            bed.backend.check(wanted.spec)
+        return
+    job = bed.submit(wanted)
+    row = job.end()
+    assert (row.state, row.end.exit_code, row.attempt) == (JobState.SUCCEEDED, 0, 1)
+    assert [job.said(rank) for rank in range(4)] == [["up"], ["up"], ["trainer 0/2", "2"], ["trainer 1/2", "2"]]
+    (attempt,) = bed.store.attempts(row.id)
+    assert len(attempt.placement) == 4
+    assert [role.name for role in row.spec.roles if role.decides] == ["trainer"]
+    is_over(job)
+
+
 def test_lines_are_there_while_the_job_runs(bed: Bed) -> None:
     job = bed.start("echo up; sleep 600")
     assert (job.row.state, job.said(0), job.said(1)) == (JobState.RUNNING, ["up"], ["up"])

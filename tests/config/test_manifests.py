@@ -18,6 +18,7 @@ from trainworks.config.manifests.container import shell_text
 from trainworks.config.run_description import is_manifest, parse_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.errors import RunFileError
+from trainworks.jobs.formats.jobset import render_roles
 from trainworks.jobs.program import program_of
 from trainworks.jobs.spec_of_run import spec_of
 
@@ -81,6 +82,33 @@ def test_groups_that_are_alike_are_one() -> None:
     assert (run_file.num_nodes, run_file.run, len(unused)) == (3, "torchrun train.py", 2)
     assert "spec.successPolicy has no effect" in unused[0]
     assert "spec.replicatedJobs.1.groupName has no effect" in unused[1]
+
+
+def test_groups_that_differ_are_roles() -> None:
+    serve = container(image="serve:1", command=["vllm", "serve"], ports=[{"containerPort": 8000}])
+    train = container(env=[{"name": "A", "value": "1"}], resources={"limits": {"nvidia.com/gpu": 8}})
+    policy = {"operator": "All", "targetReplicatedJobs": ["group-2"]}
+    needs = [{"name": "group-0", "status": "Complete"}, {"name": "group-1", "status": "Ready"}]
+    run_file, unused = read(groups(container(command=["get"]), serve, train, dependsOn=needs, successPolicy=policy))
+    fetch, server, trainer = run_file.roles.values()
+    assert (fetch.run, server.run, trainer.run) == ("get", "vllm serve", "torchrun train.py")
+    assert (fetch.nodes, server.nodes, trainer.nodes) == (1, 2, 3)
+    assert (server.image, server.decides, server.may_end, trainer.decides) == ("serve:1", False, True, True)
+    assert (trainer.depends_on, trainer.envs) == (("group-0",), {"A": "1"})
+    assert [str(one) for one in (trainer.resources and trainer.resources.accelerators) or ()] == ["gpu:8"]
+    assert [text.partition(" has no effect: ")[2] for text in unused] == [
+        "`ports` open no port of a pod",
+        "roles start together, and find each other at `$TRAINWORKS_ADDRESSES_...`",
+    ]
+    document = yaml.safe_load(render_roles(run_file))
+    assert document["spec"]["successPolicy"] == policy
+    assert document["spec"]["replicatedJobs"][2]["dependsOn"] == needs[:1]
+
+
+def test_a_wrong_value_of_a_role_is_named_where_it_is_in_the_manifest() -> None:
+    text = groups(POD, container(image="bad image"))
+    (problem,) = refused(text)
+    assert "spec.replicatedJobs.1.template.spec.template.spec.containers.0.image" in problem
 
 
 @pytest.mark.parametrize("text", [jobset(pods=4), pytorchjob(), trainjob()])
@@ -275,10 +303,11 @@ def test_a_second_container_becomes_a_sidecar() -> None:
         (jobset(container(resources={"limits": {"nvidia.com/gpu": "eight"}})), "`eight` is not a quantity"),
         (jobset(POD | {"volumes": [{"name": "runs", "emptyDir": {}}]}), "Trainworks has a volume `runs` itself"),
         (jobset(job={"completions": 8}), "8 completions of 2 pods at a time are a queue of tasks"),
-        (groups(POD, container(image="registry/serve:1")), "`replicatedJobs` has 2: `group-0`, `group-1`"),
+        (jobset(spec={"replicatedJobs": []}), "`replicatedJobs` has no group of pods"),
+        (groups(POD, container(image="b") | {"serviceAccountName": "b"}), "`cluster.kubernetes.service_account` of"),
         (groups(container(args=["$JOB_COMPLETION_INDEX"]), container(args=["$JOB_COMPLETION_INDEX"])), "pods number"),
         (groups(POD, POD, dependsOn=[{"name": "group-0", "status": "Ready"}]), "depends on no other group"),
-        (groups(container(command=["a", "--to=demo-group-1-0-0.demo"]), POD), "`replicatedJobs` has 2"),
+        (groups(container(command=["a", "--to=demo-group-1-0-0.demo"]), POD), "is the name of a pod"),
         (groups(*[container(command=["a", "--to=demo-group-1-0-0.demo"])] * 2), "is the name of a pod"),
         (jobset(spec={"sucessPolicy": {}}), "unknown key `sucessPolicy`; did you mean `successPolicy`?"),
         (jobset(container(args=["$JOB_COMPLETION_INDEX"]), group={"replicas": 2}), "the pods number themselves"),

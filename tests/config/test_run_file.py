@@ -412,3 +412,46 @@ def test_a_name_that_is_refused_says_which_characters_are_accepted(name: str) ->
         run_file(name=name)
     error = found.value.errors()[0]["ctx"]["error"]
     assert "invalid run name" in error.message and "`a-z`, `A-Z`, `0-9`" in error.hint
+
+
+TRAINER, SERVER = {"run": "train"}, {"run": "serve", "decides": False}
+
+
+def test_a_role_reads_as_a_run_file_of_its_own() -> None:
+    rollout = SERVER | {"nodes": 2, "envs": {"B": "own"}, "resources": {"cpus": 2}}
+    written = {"name": "demo", "envs": {"A": "all", "B": "all"}, "roles": {"trainer": TRAINER, "rollout": rollout}}
+    whole = RunFile.model_validate(written)
+    one = whole.of_role("rollout")
+    assert (whole.nodes, one.nodes, one.run, one.starts, one.roles) == (3, 2, "serve", "per_node", {})
+    assert (one.envs, one.resources.cpus if one.resources else None) == ({"A": "all", "B": "own"}, 2.0)
+    assert RunFile.model_validate_json(whole.model_dump_json(exclude_unset=True)) == whole
+    ranks = RunFile.model_validate({"name": "demo", "roles": {"t": TRAINER | {"processes_per_node": 4}}})
+    assert ranks.of_role("t").starts == "per_rank"
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"roles": {"a": SERVER}}, "no role decides when the job has succeeded"),
+        ({"roles": {"a": TRAINER}, "run": "x"}, "exactly one of"),
+        ({"roles": {"a": TRAINER}, "num_nodes": 2}, "`num_nodes` is not for a job with `roles`"),
+        ({"roles": {"a": TRAINER}, "job": {"min_nodes": 1}}, "`job.min_nodes` is not for a job with `roles`"),
+        ({"roles": {"a": TRAINER | {"may_end": True}}}, "`may_end` is for roles that do not"),
+        ({"roles": {"a": TRAINER | {"framework": "mpi"}}}, "cannot have `framework: mpi`"),
+        ({"roles": {"a": TRAINER | {"depends_on": ["b"]}}}, "depends on an unknown role `b`"),
+        ({"roles": {"a": TRAINER | {"depends_on": ["b"]}, "b": SERVER}}, "would wait forever: `b` runs until"),
+        (
+            {"roles": {"a": TRAINER | {"depends_on": ["b"]}, "b": TRAINER | {"depends_on": ["a"]}}},
+            "roles wait for each other: a, b",
+        ),
+        ({"roles": {"A_b": TRAINER}}, "string_pattern_mismatch"),
+    ],
+)
+def test_roles_that_cannot_run_together_are_refused(keys: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        RunFile.model_validate({"name": "demo"} | keys)
+
+
+def test_the_nodes_of_roles_are_not_an_option() -> None:
+    with pytest.raises(UsageError, match="each role has its own number"):
+        RunFile.model_validate({"name": "demo", "roles": {"a": TRAINER}}).with_ranks(2, None)

@@ -21,8 +21,8 @@ from tests.postgres import postgres_url
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
 from trainworks.jobs import database
 from trainworks.jobs.database import SqliteFile, set_aside
-from trainworks.jobs.job_row import Attempt, BilledAttempt, Billing, JobRow, Placement
-from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.job_row import Attempt, BilledAttempt, Billing, JobRow, Placement, billed_of_row
+from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.jobs.migrations import VERSION
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
@@ -443,3 +443,16 @@ def test_a_store_that_somebody_keeps_locked_says_so(tmp_path: Path, monkeypatch:
     with pytest.raises(EnvironmentProblem, match="does not answer: database is locked"):
         add(store)
     holder.close()
+
+
+def test_the_roles_of_a_job_are_kept_and_billed(store: JobStore) -> None:
+    roles = (
+        RoleSpec(name="trainer", nodes=2, node=SPEC.node, depends_on=("fetch",)),
+        RoleSpec(name="fetch", nodes=1, node=NodeResources(cores=1.0), decides=False),
+    )
+    spec = replace(SPEC, roles=roles, min_nodes=3, max_nodes=3)
+    row = add(store, roles=roles, min_nodes=3, max_nodes=3)
+    assert row.spec == spec
+    billed = {"job_id": 1, "owner": "ada", "number": 1, "started_at": 0.0, "ended_at": None, "cluster": None}
+    placement = json.dumps([("a", 0.0, []), ("b", 0.0, []), ("c", 0.0, [])])
+    assert billed_of_row(billed | {"ticket": json.dumps(asdict(spec)), "placement": placement}).accelerators == 16

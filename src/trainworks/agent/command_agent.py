@@ -1,7 +1,8 @@
-"""One node of a command: `... trainworks.agent.command_agent RUN_DIR NODE PARENT_PID PORTS ATTEMPT ADDRESSES`.
+"""One node of a command: `... trainworks.agent.command_agent RUN_DIR NODE PARENT PORTS ATTEMPT ADDRESSES SERVICES`.
 
 Starts the command's processes with the variables of `job.frameworks`; the first that fails ends the others. It needs no
-torch: the command may be in any framework, or in none.
+torch: the command may be in any framework, or in none. PARENT is the process to end with, ADDRESSES are those of all
+nodes, and SERVICES a port of each in a job with roles.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +27,7 @@ from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
 from trainworks.host.notices import follow_notices
-from trainworks.jobs.environment import default_environment
+from trainworks.jobs.environment import default_environment, role_environment
 from trainworks.jobs.frameworks import Rendezvous, command_environment, setup_environment
 from trainworks.jobs.program import shell_of
 from trainworks.record.events.job import AgentStartedEvent, FailureEvent
@@ -43,11 +45,20 @@ _GRACE_S = 5.0
 
 
 class _CommandNode:
-    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, node: int, rendezvous: Rendezvous) -> None:
+    """A node of a command; `known` are the variables by which the roles of the job find each other."""
+
+    def __init__(
+        self, run_dir: RunDir, whole: ResolvedRun, node: int, rendezvous: Rendezvous, known: Mapping[str, str]
+    ) -> None:
         self._run_dir = run_dir
-        self._resolved = resolved
+        self._group = whole.processes.group_of(node)
+        self._leads = self._group.role in (None, whole.leading_role)
+        self._resolved = resolved = whole.on_node(node)
         self._node = node
+        self._place = node - self._group.first_node
+        self._ranks = self._group.ranks_of(node)
         self._rendezvous = rendezvous
+        self._known = known
         self._stopping = False
         self._environment: BuiltEnvironment | None = None
         self._container = _container_of(run_dir, resolved)
@@ -66,20 +77,18 @@ class _CommandNode:
     def _run(self) -> int:
         if (code := self._build_environment() or self._set_up()) != 0:
             return code
-        if self._node == 0:
-            self._run_dir.note(
-                AttemptEvent(
-                    kind="attempt",
-                    attempt=self._rendezvous.attempt,
-                    world_size=self._resolved.processes.world_size,
-                )
+        if self._place == 0:
+            event = AttemptEvent(
+                kind="attempt", attempt=self._rendezvous.attempt, world_size=self._resolved.processes.world_size
             )
-        count = self._resolved.processes.starts_on(self._node)
-        own = range(self._rank(0), self._rank(0) + count)
+            self._run_dir.note(event if self._group.role is None else event | {"role": self._group.role})
         with suppress(FileExistsError):  # `exist_ok` looks at it again, when a short first node has removed it
             self._run_dir.script_trackers.mkdir()
-        metrics = ScriptMetricsReader(self._run_dir, self._resolved, own, self._rendezvous.attempt)
-        ranks = [self._start(local_rank) for local_rank in range(count)]
+        own = self._ranks if self._leads else range(0)  # metrics of a job are those of one role
+        metrics = ScriptMetricsReader(
+            self._run_dir, self._resolved, own, self._rendezvous.attempt, self._group.first_rank
+        )
+        ranks = [self._start(local_rank) for local_rank in range(len(self._ranks))]
         metrics.begin([rank.pid for rank in ranks])
         code = self._wait_for(ranks)
         metrics.end(whole=code == 0)
@@ -137,33 +146,29 @@ class _CommandNode:
             process.end_descendants(_GRACE_S)
             return 128 + signal.SIGTERM
         if code:
-            words = [f"setup exited with code {code}", _tail(log)]
+            words = [f"setup{self._of_role} exited with code {code}", _tail(log)]
             self._note("user_error", None, code, ": ".join(filter(None, words)))
         return as_exit_code(code or 0)
 
     def _start(self, local_rank: int) -> process.Child:
         run_file = self._resolved.run_file
         command = list(self._resolved.command) if self._resolved.command else self._shell(run_file.run or "")
-        self._run_dir.note_rank_start(self._rank(local_rank))
-        log, env = self._run_dir.rank_log(self._rank(local_rank)), self._env(local_rank)
+        self._run_dir.note_rank_start(self._ranks[local_rank])
+        log, env = self._run_dir.rank_log(self._ranks[local_rank]), self._env(local_rank)
         if self._container is not None:
             env = mark(env)
             command = self._container.command(command, self._container_names()[local_rank], env, self._folder())
         try:
             return process.spawn(command, log=log, env=env, folder=self._folder())
         except OSError as error:
-            self._note("launch_failed", self._rank(local_rank), 127, f"cannot start `{command[0]}`: {error.strerror}")
+            self._note("launch_failed", self._ranks[local_rank], 127, f"cannot start `{command[0]}`: {error.strerror}")
             process.end_descendants(_GRACE_S)
             sys.exit(127)
 
     def _container_names(self) -> list[str]:
         """Names of the containers of this node, one for each rank; another attempt has others."""
-        ranks = range(self._resolved.processes.starts_on(self._node))
         mark = f"{self._run_dir.run_id}-{os.getpid()}"
-        return [f"trainworks-{mark}-rank-{self._rank(local_rank)}" for local_rank in ranks]
-
-    def _rank(self, local_rank: int) -> int:
-        return self._node * self._resolved.processes.processes_per_node + local_rank
+        return [f"trainworks-{mark}-rank-{rank}" for rank in self._ranks]
 
     def _folder(self) -> Path:
         return Path(self._resolved.working_folder)
@@ -171,12 +176,13 @@ class _CommandNode:
     def _env(self, local_rank: int) -> dict[str, str]:
         run_file = self._resolved.run_file
         ranks = command_environment(
-            run_file.framework, self._resolved.processes, self._rendezvous, node=self._node, local_rank=local_rank
+            run_file.framework, self._resolved.processes, self._rendezvous, node=self._place, local_rank=local_rank
         )
-        own = run_mark(self._run_dir) | {"SKYPILOT_TASK_ID": self._run_dir.run_id, "TRAINWORKS_COMMAND": "1"}
+        ranks |= {**self._known, "SKYPILOT_TASK_ID": self._run_dir.run_id, "TRAINWORKS_COMMAND": "1"}
         if (plan := self._resolved.plan) is not None:
-            own |= {TOKENS_PER_STEP: str(plan.tokens_per_step)}
-        env = default_environment(self._resolved.processes) | os.environ | ranks | own | run_file.written_envs
+            ranks |= {TOKENS_PER_STEP: str(plan.tokens_per_step)}
+        own = run_mark(self._run_dir) | run_file.written_envs
+        env = default_environment(self._resolved.processes) | os.environ | ranks | own
         if run_file.metrics.source not in ("output", "none"):
             env |= tracker_environment(self._run_dir.script_trackers.resolve(), env)
         return self._environment.variables(env) if self._environment else env
@@ -193,28 +199,32 @@ class _CommandNode:
         strict = ["-euo", "pipefail"] if self._resolved.processes.starts != "per_node" else []
         return ["/bin/bash", *strict, "-c", script]
 
+    @property
+    def _of_role(self) -> str:
+        return "" if self._group.role is None else f" of role `{self._group.role}`"
+
     def _note_failure(self, local_rank: int, pid: int, code: int) -> None:
-        rank = self._rank(local_rank)
+        rank = self._ranks[local_rank]
         ending = f"was killed by {process.signal_name(-code)}" if code < 0 else f"exited with code {code}"
         tail = _tail(self._run_dir.rank_log(rank))
-        message = f"the command {ending}: {tail}" if tail else f"the command {ending}"
+        message = f"the command{self._of_role} {ending}"
+        message += f": {tail}" if tail else ""
         self._note("killed" if code < 0 else "user_error", rank, code, message, pid)
 
     def _note(self, cause: str, rank: int | None, code: int, message: str, pid: int | None = None) -> None:
-        self._run_dir.note(
-            FailureEvent(
-                kind="failure",
-                attempt=self._rendezvous.attempt,
-                rank=rank,
-                node=self._node,
-                host=socket.gethostname(),
-                pid=pid,
-                cause=cause,
-                exit_code=code,
-                signal=process.signal_name(-code) if code < 0 else None,
-                message=message,
-            )
+        event = FailureEvent(
+            kind="failure",
+            attempt=self._rendezvous.attempt,
+            rank=rank,
+            node=self._node,
+            host=socket.gethostname(),
+            pid=pid,
+            cause=cause,
+            exit_code=code,
+            signal=process.signal_name(-code) if code < 0 else None,
+            message=message,
         )
+        self._run_dir.note(event if self._group.role is None else event | {"role": self._group.role})
 
 
 def _container_of(run_dir: RunDir, resolved: ResolvedRun) -> ContainerRuntime | None:
@@ -243,21 +253,24 @@ def _tail(log: Path) -> str:
     return last.strip()[:300]
 
 
-def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addresses: str) -> int:
+def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addresses: str, services: str = "") -> int:
     """Run this node's ranks to their end."""
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
-    nodes = tuple(addresses.split(","))
+    resolved, every = run_dir.read_resolved(), addresses.split(",")
+    group = resolved.processes.group_of(int(node))
+    nodes = tuple(every[each] for each in group.nodes)
     rendezvous = Rendezvous(
         address=nodes[0],
         nodes=nodes,
         ports=tuple(map(int, ports.split(","))),
-        hostfile=str(run_dir.hostfile.resolve()),
+        hostfile=str(run_dir.hostfile(group.role).resolve()),
         attempt=int(attempt),
         as_root=os.geteuid() == 0,
     )
-    resolved = run_dir.read_resolved()
-    agent = _CommandNode(run_dir, resolved, int(node), rendezvous)
+    service_ports = [int(port) for port in services.split(",") if port]
+    known = role_environment(resolved.processes, node=int(node), addresses=every, ports=service_ports)
+    agent = _CommandNode(run_dir, resolved, int(node), rendezvous, known)
     for number in (signal.SIGTERM, signal.SIGURG):
         signal.signal(number, agent.ask_to_stop)
     if run_dir.stop_file.exists():  # asked for before there was somebody to hear it

@@ -16,6 +16,7 @@ import psutil
 from trainworks.agent.launch import run_mark
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host import process
+from trainworks.jobs.environment import ROLE
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.events.training import AttemptEvent
 from trainworks.record.exit_code import ExitCode
@@ -43,7 +44,9 @@ def first_rank(run_dir: RunDir, node: int) -> psutil.Process:
         pids = newest_pids(run_dir)[first : first + 1]
         ranks = {one for one in process.processes_with(mark) if one.pid in pids}
     else:
-        ranks = set(process.processes_with(mark | {_NODE_RANK: str(node)}))
+        group = resolved.processes.group_of(node)
+        own = {_NODE_RANK: str(node - group.first_node)} | ({} if group.role is None else {ROLE: group.role})
+        ranks = set(process.processes_with(mark | own))
     ranks -= set(process.processes_with(mark | _ENTERED))
     if not ranks:
         hint = f"see what it does: trainworks logs {run_dir.run_id}"

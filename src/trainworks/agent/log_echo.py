@@ -16,13 +16,16 @@ _CHUNK_BYTES = 1 << 20
 
 @final
 class LogEcho:
-    """Follow the logs of one node from their current ends: `[3] line of rank 3`, `[node 1] line of its agent`."""
+    """Follow the logs of one node from their current ends: `[3] line of rank 3`, `[node 1] line of its agent`.
+
+    In a job with roles a rank has its role in front: `[rollout-0]`.
+    """
 
     def __init__(self, run_dir: RunDir, node: int) -> None:
         processes = run_dir.read_resolved().processes
-        first = node * processes.processes_per_node
-        ranks = range(first, first + processes.starts_on(node))
-        logs = {f"[node {node}] ": run_dir.node_log(node)} | {f"[{rank}] ": run_dir.rank_log(rank) for rank in ranks}
+        names = {rank: processes.rank_name(rank) or str(rank) for rank in processes.group_of(node).ranks_of(node)}
+        logs = {f"[node {node}] ": run_dir.node_log(node)}
+        logs |= {f"[{name}] ": run_dir.rank_log(rank) for rank, name in names.items()}
         self._tails = [_Tail(prefix, log) for prefix, log in logs.items()]
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="echo", daemon=True)

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import abc
-import json
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, final
 
-from trainworks.agent import command_agent
 from trainworks.agent.environments.containers import end_containers
 from trainworks.agent.environments.start import agent_module
-from trainworks.agent.launch import run_mark, take_environment
-from trainworks.files import write_atomic
-from trainworks.host import forking, process
+from trainworks.agent.launch import run_mark
+from trainworks.host import process
 from trainworks.host.forking import Spare
 from trainworks.host.network import LOOPBACK, free_ports, listen
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
-from trainworks.jobs.frameworks import deepspeed_hostfile, mpi_hostfile, ports_needed
 from trainworks.jobs.state import Cause
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import LINK_LOST, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.failures import explains_exit, first_failure
+from trainworks.recover.failures import explains_exit
 
 NODE_LEAVES = signal.SIGUSR1
 """Tells the supervisor that its cluster ends one of the other nodes, so that all ranks have to end."""
@@ -159,6 +155,14 @@ class Nodes(abc.ABC):
     def ask_to_stop(self) -> None:
         """Ask all ranks for a clean end; returns at once."""
 
+    def advance(self, now: float) -> None:
+        """Start and end what waits for others, where nodes differ; the supervisor calls it at each of its looks."""
+        return
+
+    def restart_role(self, node: int, *, at: float) -> None:
+        """Start the role of a node again, alone, at a time; only nodes with roles are asked to."""
+        raise NotImplementedError
+
     @abc.abstractmethod
     def _agent(self, node: int) -> process.Child:
         """Start that node's agent."""
@@ -189,11 +193,13 @@ class Nodes(abc.ABC):
             return {}
         processes = self._resolved.processes
         asked = processes.accelerators_per_node
-        if processes.device != "cuda" or (self._all == 1 and not asked):
+        if not processes.roles and (processes.device != "cuda" or (self._all == 1 and not asked)):
             return {}
-        count, place = accelerators_per_node(processes), self._places[node]
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(self._all * count)))
-        return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[place * count : (place + 1) * count])}
+        group, place = processes.group_of(node), self._places[node]
+        count = accelerators_per_node(group.processes)
+        first, every = group.first_accelerator + (place - group.first_node) * count, range(processes.num_accelerators)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, every))
+        return {"CUDA_VISIBLE_DEVICES": ",".join(visible.split(",")[first : first + count])}
 
     def wait(self, timeout_s: float) -> None:
         """Until an agent ends, or the time is over."""
@@ -295,78 +301,3 @@ class TrainingNodes(Nodes):
             env=default_environment(self._resolved.processes) | os.environ | env,
             pass_fds=file_descriptors,
         )
-
-
-@final
-class CommandNodes(Nodes):
-    """Agents of a command of the user's own; its ranks know nothing of restarts, so all start again together."""
-
-    def _prepare(self) -> None:
-        self._attempt = 1
-        self._ports = self._free_ports()
-        self._write_hostfile()
-
-    def restartable(self, exit_code: int) -> bool:
-        """Any failure of a rank: the user has set how often it may restart.
-
-        An agent that ends without an account on another machine may have lost that machine.
-        """
-        has_account = self._hosts.are_here or first_failure(read_events(self._run_dir.events_file)) is not None
-        return has_account and not self.loses_node(exit_code)
-
-    def restart(self, node: int) -> None:
-        """End all nodes and start them all again, at other ports."""
-        process.end_descendants(5.0)
-        self.end_containers()
-        self._attempt += 1
-        self._ports = self._free_ports()
-        self.start_all()
-
-    def ask_to_stop(self) -> None:
-        """A signal to every agent, which passes SIGTERM on to its ranks; one that only starts looks for the file."""
-        self._run_dir.stop_file.touch()
-        self._hosts.ask_to_stop(self._agents.values())
-
-    def _agent(self, node: int) -> process.Child:
-        """Here a copy of this process, which keeps the run's lock with everything else that is open."""
-        ports, addresses = ",".join(map(str, self._ports)), ",".join(self._hosts.addresses)
-        arguments = (str(self._run_dir.path), str(node), self._parent(), ports, str(self._attempt), addresses)
-        log = self._run_dir.node_log(node)
-        if self._spare is not None and self._spare.waits():
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # besides the variables of the user who submitted the job
-            own = ({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) | self._devices(node)
-            return self._spare.order(json.dumps([arguments, own]), self._inherited, log=log)
-        if self._hosts.are_here:
-            return forking.fork(lambda: command_agent.main(*arguments), log=log, env=self._devices(node))
-        command = process.python_module("trainworks.agent.command_agent", *arguments)
-        return process.spawn(self._hosts.command(node, command), log=log, pass_fds=self._inherited)
-
-    def _free_ports(self) -> list[int]:
-        """Ports that are free now, all at once; the ranks bind them, so they cannot be held until then."""
-        needed = ports_needed(self._resolved.run_file.framework, self._resolved.processes)
-        return self._hosts.free_ports([self._resolved.run_file.cluster.rendezvous_port, *[0] * (needed - 1)])
-
-    def _write_hostfile(self) -> None:
-        processes = self._resolved.processes
-        if self._resolved.run_file.framework == "mpi":
-            write_atomic(self._run_dir.hostfile, mpi_hostfile(processes, self._hosts.addresses))
-        elif self._resolved.run_file.framework == "deepspeed":
-            write_atomic(self._run_dir.hostfile, deepspeed_hostfile(processes))
-
-
-def nodes_of(
-    run_dir: RunDir,
-    resolved: ResolvedRun,
-    inherited: Sequence[int],
-    hosts: Hosts | None = None,
-    spare: Spare | None = None,
-) -> Nodes:
-    """The node agents of a workload or of a command; see `Nodes`."""
-    return (TrainingNodes if resolved.is_workload else CommandNodes)(run_dir, resolved, inherited, hosts, spare)
-
-
-def run_agent(order: str, handles: Sequence[int]) -> int:
-    """The agent of a node, in a copy that was made before the supervisor knew its job; `handles` stay open."""
-    arguments, env = json.loads(order)
-    take_environment(RunDir(Path(arguments[0])), env)
-    return command_agent.main(*arguments)

@@ -47,7 +47,14 @@ from trainworks.recover.decisions import (
     standing_of_lost,
 )
 from trainworks.recover.failures import first_failure
-from trainworks.recover.restarts import AGENT_RESTART, RestartLimit, backoff_s, may_restart
+from trainworks.recover.restarts import (
+    AGENT_RESTART,
+    RestartLimit,
+    backoff_s,
+    may_restart,
+    role_backoff_s,
+    role_restarts,
+)
 from trainworks.recover.stragglers import Straggler
 
 _LOG = logging.getLogger(__name__)
@@ -110,17 +117,32 @@ class Recovery:
         self.unfit = self._note_unfit(failed, self._places) if unfit else None
         if not unfit and not self.nodes.restartable(exit_code):
             return False  # its agent has judged the ranks, and recorded why
-        if not unfit and not self._now.is_workload and self._is_final():
+        role = self._now.processes.group_of(node).role
+        if not unfit and not self._now.is_workload and self._is_final(role):
             return False
+        if role is not None and not unfit and self._restart_role(role, node):
+            return True
         standing = NodeStanding.UNFIT if unfit else standing_of_lost(node, self._events())
         decision = self._decide(standing, node)
         if decision.action is Action.IN_PLACE:
             return self._restart(node)
         return decision.action is Action.SMALLER and self._resize(self._remaining_nodes(node), decision.reason)
 
-    def _is_final(self) -> bool:
+    def _restart_role(self, role: str, node: int) -> bool:
+        """Start the role of a lost node again, if one of its own restarts is left; the others run on."""
+        events, most = self._events(), self.resolved.run_file.roles[role].restarts
+        used = role_restarts(events, role, self._limit.window_s)
+        if used >= most:
+            return False
+        reason = f"role `{role}` has restarts of its own: {used + 1} of {most}"
+        self.run_dir.note(DecisionEvent(kind="decision", node=node, action=Action.IN_PLACE, message=reason))
+        self.run_dir.note(RestartEvent(kind="restart", node=None, role=role))
+        self.nodes.restart_role(node, at=self.clock.now() + role_backoff_s(used, self._limit))
+        return True
+
+    def _is_final(self, role: str | None) -> bool:
         """Whether another start of a command cannot help, which is recorded if a restart would be left for it."""
-        failure = first_failure(self._events())
+        failure = first_failure(self._events(), role)
         verdict = command_verdict(failure) if failure is not None else Verdict.RESTART
         if failure is not None and verdict is not Verdict.RESTART and self._limit.most:
             self.run_dir.note(refusal(failure, verdict))
@@ -319,21 +341,17 @@ class Recovery:
         return failure
 
 
-def note_lost(run_dir: RunDir, node: int, exit_code: int, part: Cause = Cause.AGENT_LOST) -> None:
+def note_lost(
+    run_dir: RunDir, node: int, exit_code: int, part: Cause = Cause.AGENT_LOST, role: str | None = None
+) -> None:
     """Record the loss of an agent, of its step or of its whole node; one that was killed cannot have written why."""
     if exit_code < 0:
         name = process.signal_name(-exit_code)
-        run_dir.note(
-            FailureEvent(
-                kind="failure",
-                rank=None,
-                node=node,
-                cause=part,
-                exit_code=exit_code,
-                signal=name,
-                message=_HOW_LOST[part].format(name),
-            )
+        message = _HOW_LOST[part].format(name) + (f" (role `{role}`)" if role else "")
+        event = FailureEvent(
+            kind="failure", rank=None, node=node, cause=part, exit_code=exit_code, signal=name, message=message
         )
+        run_dir.note(event | {"role": role} if role else event)
     run_dir.note(AgentLostEvent(kind="agent_lost", node=node, exit_code=exit_code))
 
 

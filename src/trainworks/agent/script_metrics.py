@@ -62,21 +62,22 @@ def tracker_environment(folder: Path, environment: Mapping[str, str]) -> dict[st
 class ScriptMetricsReader:
     """Reads the metrics of those ranks of a node that may print them, the first and the last of the job, in a thread.
 
-    The first source that names a loss counts for the whole run; of those that do so at once, a tracker before the
-    output. Metrics that the program records itself, by `trainworks.log` or a session, end the reading.
+    In a job with roles they are those of one role, whose first rank is `first`. The first source that names a loss
+    counts for the whole run; of those that do so at once, a tracker before the output. Metrics that the program records
+    itself, by `trainworks.log` or a session, end the reading.
     """
 
-    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, ranks: range, attempt: int) -> None:
+    def __init__(self, run_dir: RunDir, resolved: ResolvedRun, ranks: range, attempt: int, first: int = 0) -> None:
         tokens = resolved.plan.tokens_per_step if resolved.plan else None
         self._run_dir, self._options, self._steps = run_dir, resolved.run_file.metrics, LoggedSteps(attempt, tokens)
         self._workdir, self._pids = Path(resolved.working_folder), set[int]()
         # on an accelerator the host's memory of a rank is not what the plan is of
         self._peaks_at = 0.0 if tokens is not None and resolved.processes.device == "cpu" else math.inf
         self._peaks_every_s = 1.0
-        wanted, self._is_first = self._options.source, 0 in ranks
+        wanted, self._is_first = self._options.source, first in ranks
         self._outputs = {
             f"rank-{rank}.log": _Output(run_dir.rank_log(rank), LogReader(self._options.pattern, self._options.names))
-            for rank in dict.fromkeys((0, resolved.processes.world_size - 1))
+            for rank in dict.fromkeys((first, first + resolved.processes.world_size - 1))
             if rank in ranks and wanted in ("auto", "output")
         }
         files = ("tensorboard", "wandb", "mlflow") if self._is_first else ()

@@ -17,8 +17,9 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from trainworks.agent.command_nodes import nodes_of
 from trainworks.agent.enter import end_entered
-from trainworks.agent.node_agents import NODE_LEAVES, Hosts, Nodes, ThisMachine, nodes_of
+from trainworks.agent.node_agents import NODE_LEAVES, Hosts, Nodes, ThisMachine
 from trainworks.agent.observers import running_observers, start_observers
 from trainworks.agent.recovery import Recovery, note_lost
 from trainworks.agent.watches import IdleWatch
@@ -117,6 +118,7 @@ class Supervisor:
         _, self._events_read = read_events_from(self._run_dir.events_file, 0)
         self._nodes.start_all()
         while self._nodes.any_running() or self._recovery.resume_ranks():
+            self._nodes.advance(self._clock.now())
             self._follow_events()
             self._follow_use()
             self._follow_stop()
@@ -139,7 +141,7 @@ class Supervisor:
             if event["kind"] == "attempt" and self._state is not JobState.RUNNING:
                 self._lost_a_peer = False
                 self._enter(End(JobState.RUNNING))
-            elif event["kind"] in ("finished", "stopped"):
+            elif event["kind"] in ("finished", "stopped") and not self._resolved.processes.roles:
                 self._done = not self._recovery.is_pausing or event["kind"] == "finished"
                 self._end_command(event)
             elif event["kind"] == "notice" and not self._stop_signals and not self._done:
@@ -225,7 +227,8 @@ class Supervisor:
                 if self._lost_a_peer and self._stop_deadline is not None:  # that was the peer: no rank can save now
                     self._stop_deadline = self._clock.now()
                 continue
-            note_lost(self._run_dir, node, exit_code, self._nodes.lost_part(node, exit_code))
+            part, role = self._nodes.lost_part(node, exit_code), self._resolved.processes.group_of(node).role
+            note_lost(self._run_dir, node, exit_code, part, role)
             if not self._recovery.handle_loss(node, exit_code):
                 return False
         return True
@@ -234,7 +237,7 @@ class Supervisor:
         """The final state, from how the nodes ended and from what they wrote."""
         events = read_events(self._run_dir.events_file)
         last = next((e["kind"] for e in reversed(events) if e["kind"] in ("finished", "stopped", "submitted")), None)
-        if last == "finished":
+        if last == "finished" and not self._resolved.processes.roles:  # whose ends decide
             self._remember()
             return self._enter(End(JobState.SUCCEEDED, exit_code=0))
         if self._reclaimed is not None:
@@ -265,7 +268,8 @@ class Supervisor:
             return failure
         if command_verdict(failure) is not Verdict.RESTART:
             return failure
-        return failure | {"hint": "set `recover: {max_restarts: 3}` in a run file to start it again after a failure"}
+        key = f"roles.{failure['role']}.restarts: 3" if "role" in failure else "recover: {max_restarts: 3}"
+        return failure | {"hint": f"set `{key}` in a run file to start it again after a failure"}
 
     def _remember(self) -> None:
         """Keep the measurement for the next plan; a run that has finished does not fail for it."""

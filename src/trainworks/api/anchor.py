@@ -102,7 +102,7 @@ def _check_it_can_run(run_file: RunFile, source: Source | None) -> None:
             "`source` is missing",
             "set `data.source`: python-stdlib, a file, a folder or a glob",
         )
-    problem = problem or _no_container(run_file)
+    problem = problem or _no_container(run_file) or _image_of_role(run_file)
     if problem is not None:
         field, message, hint = problem
         raise UsageError(message, place=source.place(field) if source else None, hint=hint)
@@ -165,6 +165,7 @@ def _no_container(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
             "a workload trains outside of containers on this machine",
             "use a lock file, or start your program as a command",
         ),
+        (bool(run_file.roles), "a job with roles runs outside of containers here", "give each role a command in one"),
         (has_file, "a container has its own packages, and `environment` names others", "keep one of the two"),
         (
             run_file.setup is not None,
@@ -174,6 +175,15 @@ def _no_container(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
     ]
     texts = next((texts for holds, *texts in reasons if holds), None)
     return None if texts is None else (("cluster", "local", "container"), texts[0], texts[1])
+
+
+def _image_of_role(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
+    """Field, reason and hint of a role on this machine that names an image; None without one."""
+    name = next((name for name, role in run_file.roles.items() if role.image is not None), None)
+    if name is None or run_file.cluster.engine != "local":
+        return None
+    hint = "write a manifest with `trainworks submit --dry-run --as jobset`, or remove `image`"
+    return ("roles", name, "image"), f"role `{name}` has an image, which is for a manifest alone", hint
 
 
 def _word_of_slurm(script: str) -> str | None:
@@ -195,9 +205,12 @@ def _model_mismatch(workload: Workload) -> tuple[str, str] | None:
 
 
 def _check_variables(run_file: RunFile, source: Source | None) -> None:
-    missing = [name for name, value in run_file.envs.items() if value is None and name not in os.environ]
-    if missing:
-        place = source.place(("envs", missing[0])) if source else None
+    roles = {name: role.envs for name, role in run_file.roles.items()}
+    blocks = {("envs",): run_file.envs} | {("roles", name, "envs"): envs for name, envs in roles.items()}
+    wanted = [(path, name) for path, envs in blocks.items() for name, value in envs.items() if value is None]
+    if missing := [name for _, name in wanted if name not in os.environ]:
+        path = next(path for path, name in wanted if name == missing[0])
+        place = source.place((*path, missing[0])) if source else None
         hint = f"export {missing[0]}=..., or write its value in `envs`"
         raise UsageError(f"environment variable `{missing[0]}` has no value", place=place, hint=hint)
     login = run_file.cluster.slurm.login if run_file.cluster.engine == "slurm" else None

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from trainworks.api.inputs import Quantity, RunInput, argument, described_run, seconds
 from trainworks.api.planning.described import plan_cluster
 from trainworks.config.layout import Layout
-from trainworks.config.run_file import Goal, RunFile
+from trainworks.config.recovery import Goal
+from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.folders import data_folder

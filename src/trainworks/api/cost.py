@@ -24,7 +24,7 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Offer
 from trainworks.catalog.prices import PriceTable, parse_prices
 from trainworks.config.load import NO_SETTINGS, Settings
-from trainworks.config.run_file import Goal
+from trainworks.config.recovery import Goal
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.jobs.described_nodes import described_cluster
 from trainworks.plan.assumptions import GIVEN

@@ -9,7 +9,8 @@ from trainworks.api.inputs import Quantity, RunInput, check_settings, cluster_ar
 from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.load import NO_SETTINGS, Settings
-from trainworks.config.run_file import Goal, RunFile
+from trainworks.config.recovery import Goal
+from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, QuantityError, UsageError
 from trainworks.jobs.described_nodes import described_cluster

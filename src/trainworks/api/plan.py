@@ -15,7 +15,8 @@ from trainworks.api.planning.described import (
     workload_of,
 )
 from trainworks.config.load import NO_SETTINGS, Settings
-from trainworks.config.run_file import Goal, RunFile
+from trainworks.config.recovery import Goal
+from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.probe import package_versions

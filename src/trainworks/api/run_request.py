@@ -146,7 +146,7 @@ def read_request(
     if isinstance(request, PipelineRequest) and (nodes or nproc or name):
         raise UsageError("the tasks of a pipeline have nodes and names of their own", hint="set them in the file")
     variables = parse_variables(env)
-    if env and any(run.run_file.run is None for run in runs_of(request)):
+    if env and any(run.run_file.workload is not None for run in runs_of(request)):
         raise UsageError("a workload reads no variables", place="--env", hint="use `--env` for a command")
 
     def changed(run: RunRequest) -> RunRequest:
@@ -260,7 +260,7 @@ def jobs_of(request: AnyRequest, indexes: str | None = None) -> list[RunRequest]
     if not 0 < len(members) <= _LARGEST_ARRAY or is_limit is not bool(percent):
         hint = "write `--array 8`, `3-10`, `0-20:4`, `1,3,5-7` or `0-99%8`"
         raise UsageError(f"`--array {indexes}` is not an array of 1 to {_LARGEST_ARRAY:,} jobs", hint=hint)
-    if run.run_file.run is None:
+    if run.run_file.workload is not None:
         raise UsageError("a workload cannot be an array: it does not read an index", hint="use `--array` for a command")
     array, turn = new_array_id(), Turn(int(at_once) if is_limit else None)
     jobs = []
@@ -371,13 +371,12 @@ def _job_text(request: AnyRequest, name: str) -> str:
     if name != "skypilot":  # the others take secrets from the shell or from a Secret, and the text has no values
         hidden = dict.fromkeys(run_file.cluster.skypilot.secrets)
         run_file = run_file.model_copy(update={"envs": run_file.envs | hidden})
+    if run_file.roles:
+        return jobset.render_roles(run_file, name)
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(run.command or ())), run_file.cluster
-    if name == "lsf" and cluster.autoscale is not None:
-        hint = "leave `cluster.autoscale` out; LSF's resource connector has a file of its own"
-        raise UsageError("LSF jobs cannot start or stop hosts", hint=hint)
     if name == "lsf":
-        return shell.render_lsf(spec, program)
+        return shell.render_lsf(spec, program, elastic=cluster.autoscale is not None)
     if name == "skypilot":
         return skypilot.render(spec, program, cluster.skypilot, cluster.autoscale)
     job = KubernetesJob(spec=spec, program=program, cluster=cluster.kubernetes, autoscale=cluster.autoscale)

@@ -29,6 +29,7 @@ Capability = Literal[
     "exclude",
     "depends_on",
     "min_nodes",
+    "roles",
     "drain",
     "time_limit",
     "memory",
@@ -365,6 +366,7 @@ class Backend(abc.ABC):
             "depends_on": bool(spec.depends_on),
             "min_nodes": spec.min_nodes != spec.max_nodes,
             "time_limit": spec.time_limit_s is not None,
+            "roles": bool(spec.roles),
             "memory": spec.node.memory_bytes is not None,
             "health": spec.health,
             "keep_code": spec.keep_code,
@@ -372,8 +374,9 @@ class Backend(abc.ABC):
             "environment.conda": spec.environment == "conda",
             "environment.image": spec.environment == "image",
         }
-        missing = next((name for name, is_used in used.items() if is_used and name in self.unsupported), None)
+        lacks = self.unsupported | ({"roles"} if self.needs_program else frozenset())  # it gets one program
+        missing = next((name for name, is_used in used.items() if is_used and name in lacks), None)
         if missing is not None:
-            key = missing if missing.startswith("environment") else f"job.{missing}"
+            key = missing if missing.startswith(("environment", "roles")) else f"job.{missing}"
             hint = f"leave out `{key}`, or use another backend"
             raise UsageError(f"{self.name} does not support `{missing}`", hint=hint)

@@ -120,7 +120,8 @@ def backend_of_run(resolved: ResolvedRun, *, store: JobStore | None = None) -> B
         UsageError: as `backend_for`; or the run is a workload, and the backend's nodes have no Trainworks to train it.
     """
     run_file, program = resolved.run_file, None
-    if run_file.cluster.engine != "described" and backend_class(run_file.cluster.engine).needs_program:
+    engine = run_file.cluster.engine
+    if engine != "described" and not run_file.roles and backend_class(engine).needs_program:
         program = program_of(run_file, command=resolved.command or ())
     return backend_for(run_file.cluster, store=store, program=program)
 

@@ -1,14 +1,24 @@
-"""Framework, resources and environment of a command, with the keys of a SkyPilot task file."""
+"""Framework, resources and environment of a command, with the keys of a SkyPilot task file, and roles: several."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, PlainSerializer, PlainValidator, WithJsonSchema, model_serializer
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    StringConstraints,
+    WithJsonSchema,
+    model_serializer,
+)
 
-from trainworks.config.limits import check_limit
-from trainworks.config.spec import FieldError, Spec
+from trainworks.config.limits import check_limit, up_to
+from trainworks.config.spec import FieldError, Image, Spec
+from trainworks.errors import suggest
 
 Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm"]
 
@@ -200,3 +210,78 @@ def check_trained(task: str, unit: str, trains: Spec) -> None:
     if found := [name for name in _OF_THE_PROGRAM if getattr(trains, name) != fields[name].default]:
         message = f"`trains.{found[0]}` has no effect: `trains` is for a plan, and the program trains"
         raise FieldError(message, hint="leave it out, and say it to the program")
+
+
+RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$")]
+"""Name of a role: lower-case letters, digits and `-`, as Kubernetes takes it."""
+
+
+class JobRole(Spec):
+    """A group of nodes of one job, with a command, resources and a rule of its own."""
+
+    run: str
+    """A shell command; started once per node in plain bash, with `processes_per_node` once per rank."""
+    setup: str | None = None
+    """A shell command that runs once per node before `run`."""
+    nodes: Annotated[int, up_to("nodes")] = 1
+    """Number of nodes of the role."""
+    processes_per_node: Annotated[int, up_to("processes_per_node")] | Literal["auto"] = "auto"
+    """Ranks per node; `auto` starts the command once per node."""
+    resources: Resources | None = None
+    """Resources that every node of the role must have; without `accelerators` it sees none."""
+    framework: Framework | None = None
+    """Framework whose rendezvous variables the command gets; `torch` by default."""
+    envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
+    """Environment variables of the role, besides those of all roles."""
+    image: Image | None = None
+    """Container image of the role in a manifest for Kubernetes; by default that of the job."""
+    decides: bool = True
+    """Whether the job succeeds only when this role has. A role that does not decide, such as a server, runs until all
+    deciding roles have succeeded, and is then ended."""
+    may_end: bool = False
+    """Whether a role that does not decide may end with success before the job does; by default that is a failure."""
+    restarts: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Automatic restarts of this role alone within `recover.restart_window`; after them a failure concerns the whole
+    job, with `recover.max_restarts`."""
+    depends_on: tuple[RoleName, ...] = ()
+    """Roles that must succeed before this one starts; the nodes of all roles are allocated together."""
+
+
+def check_roles(roles: Mapping[str, JobRole], beside: Sequence[str]) -> None:
+    """Check what the roles of a job are together; `beside` are keys of the whole job that each role has itself.
+
+    Raises:
+        FieldError: no role decides, one waits for a role that does not exist, never ends, or waits for it, or a key
+            of the whole job is set.
+    """
+    if not roles:
+        return
+    for key in beside:
+        own = key.removeprefix("cluster.").replace("num_nodes", "nodes")
+        hint = f"write it as `roles.{next(iter(roles))}.{own}`" if own in JobRole.model_fields else f"remove `{key}`"
+        raise FieldError(f"`{key}` is not for a job with `roles`", hint=hint)
+    if not any(role.decides for role in roles.values()):
+        raise FieldError("no role decides when the job has succeeded", hint="leave `decides` out of one of them")
+    for name, role in roles.items():
+        _check_role(name, role, roles)
+    ready: set[str] = set()
+    while free := [name for name in roles if name not in ready and ready.issuperset(roles[name].depends_on)]:
+        ready.update(free)
+    if waiting := [name for name in roles if name not in ready]:
+        raise FieldError(f"roles wait for each other: {', '.join(waiting)}", hint="leave a `depends_on` out")
+
+
+def _check_role(name: str, role: JobRole, roles: Mapping[str, JobRole]) -> None:
+    if role.framework in ("mpi", "slurm"):
+        hint = "set `framework: torch`, or submit the command as a job of its own with `run`"
+        raise FieldError(f"role `{name}` cannot have `framework: {role.framework}`", hint=hint)
+    if role.may_end and role.decides:
+        hint = "remove it, or set `decides: false`"
+        raise FieldError(f"role `{name}` decides, and `may_end` is for roles that do not", hint=hint)
+    for other in role.depends_on:
+        if other not in roles:
+            known = suggest(other, roles, otherwise=f"the roles are {', '.join(roles)}")
+            raise FieldError(f"role `{name}` depends on an unknown role `{other}`", hint=known)
+        if not (roles[other].decides or roles[other].may_end):
+            message = f"role `{name}` would wait forever: `{other}` runs until the job ends"
+            raise FieldError(message, hint=f"leave `decides` out of `{other}`, or start them together")

@@ -48,7 +48,7 @@ def parse_run_file(text: str, *, name: str, settings: Settings = NO_SETTINGS) ->
     if not isinstance(data, dict):
         raise RunFileError([UsageError("a run file must be a mapping of keys to values", place=f"{name}:1")])
     source.settings = _set(data, settings)
-    if is_task(data):
+    if is_task(data) or "roles" in data:
         data.setdefault("name", name_from(Path(name).stem))
     data, moves = read_task(data)
     source.move(moves)
@@ -229,7 +229,7 @@ def _elsewhere(key: str) -> str | None:
     for path, model in rest:
         found += [".".join((*path, name))] if name in model.model_fields else []
         fields = {key: info.annotation for key, info in model.model_fields.items() if key != "trains"}
-        inner = ((key, _inner_model(of)) for key, of in fields.items() if get_origin(of) is not tuple)
+        inner = ((key, _inner_model(of)) for key, of in fields.items() if get_origin(of) not in (tuple, dict))
         rest += [((*path, field), of) for field, of in inner if of is not None]
     return f"did you mean {' or '.join(f'`{path}`' for path in found)}?" if 0 < len(found) <= 3 else None
 
@@ -310,19 +310,21 @@ def _path_in_file(loc: FieldPath, data: Any, *, missing: bool) -> FieldPath:
 
 def _model_at(model: type[BaseModel], path: FieldPath) -> type[BaseModel] | None:
     """The model of the mapping at a path; None where there is none."""
+    is_name = False
     for part in path:
-        if isinstance(part, int):  # an item of a list: the list's model is that of its items
+        if isinstance(part, int) or is_name:  # an item of a list or of a mapping by names: all have one model
+            is_name = False
             continue
-        inner = _inner_model(model.model_fields[str(part)].annotation) if str(part) in model.model_fields else None
-        if inner is None:
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        if (inner := _inner_model(annotation)) is None:
             return None
-        model = inner
+        model, is_name = inner, get_origin(annotation) is dict
     return model
 
 
 def _inner_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    if get_origin(annotation) in (Union, Annotated, types.UnionType, tuple):
+    if get_origin(annotation) in (Union, Annotated, types.UnionType, tuple, dict):
         return next(filter(None, (_inner_model(option) for option in get_args(annotation))), None)
     return None

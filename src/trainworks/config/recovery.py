@@ -10,7 +10,13 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
-from trainworks.config.quantities import AutoDurationS, CheckpointInterval, CheckpointIntervalField, DurationS
+from trainworks.config.quantities import (
+    AutoDurationS,
+    BudgetUsd,
+    CheckpointInterval,
+    CheckpointIntervalField,
+    DurationS,
+)
 from trainworks.config.spec import FieldError, Spec
 
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -63,6 +69,19 @@ class Recover(Spec):
     notices: Literal["auto", "off", "aws", "gcp", "azure"] = "auto"
     """Cloud that every node asks whether it takes the node back; the job then saves in the time left, and ends to
     continue on other nodes. `auto` is the cloud that the machine's firmware names, and none elsewhere."""
+
+
+class Goal(Spec):
+    """Goals that the plan is checked against before the run starts."""
+
+    deadline: DurationS | None = None
+    """Longest acceptable time from the first launch to the last step; a resume does not start it anew."""
+    budget: BudgetUsd | None = None
+    """Highest cost of the run; needs the price of an accelerator hour."""
+    every: DurationS | None = None
+    """Interval between starts of such a run, if `trainworks size` plans for several teams; once by default."""
+    wait: DurationS | None = None
+    """Longest acceptable time in the queue for 90 % of the starts."""
 
 
 class Guard(Spec):

@@ -79,7 +79,7 @@ def parse_tasks(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> li
             problems += error.problems
     if problems:
         raise RunFileError(problems)
-    if any(run_file.run is None for run_file, _ in read) and len(read) > 1:
+    if any(run_file.workload is not None for run_file, _ in read) and len(read) > 1:
         raise RunFileError([UsageError("the tasks of a pipeline are commands", place=name, hint="give each a `run`")])
     if header is not None:
         places = [header[0].place((key,)) for key in header[1]]

@@ -1,4 +1,4 @@
-"""The run file: either `workload`, a model to train, or `run`, a command; where, how, and what to keep."""
+"""The run file: `workload`, a model to train, `run`, a command, or `roles`, several; where, how, and what to keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.backend_names import add_blocks, is_plugin
-from trainworks.config.command import EnvironmentValue, Framework, Resources, check_trained
+from trainworks.config.command import (
+    EnvironmentValue,
+    Framework,
+    JobRole,
+    Resources,
+    RoleName,
+    check_roles,
+    check_trained,
+)
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, Ssh, cluster_from_text
 from trainworks.config.environment import RunEnvironment, environment_from_text
@@ -18,11 +26,12 @@ from trainworks.config.limits import check_limit, up_to
 from trainworks.config.model import Model
 from trainworks.config.notify import Notifications, notifications_from_list
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.quantities import BudgetUsd, DurationS, StepWindowField, TrainForField
-from trainworks.config.recovery import Checkpoint, Guard, Recover
+from trainworks.config.quantities import StepWindowField, TrainForField
+from trainworks.config.recovery import Checkpoint, Goal, Guard, Recover
 from trainworks.config.software import TrainingSoftware, software_from_text
 from trainworks.config.spec import CallbackClass, FieldError, PathText, RunName, Spec
 from trainworks.config.track import ScriptMetrics, Track, TrackerName, trackers_from_list
+from trainworks.errors import UsageError
 from trainworks.masking import is_secret
 
 
@@ -233,26 +242,15 @@ class Cluster(Spec):
         return self
 
 
-class Goal(Spec):
-    """Goals that the plan is checked against before the run starts."""
-
-    deadline: DurationS | None = None
-    """Longest acceptable time from the first launch to the last step; a resume does not start it anew."""
-    budget: BudgetUsd | None = None
-    """Highest cost of the run; needs the price of an accelerator hour."""
-    every: DurationS | None = None
-    """Interval between starts of such a run, if `trainworks size` plans for several teams; once by default."""
-    wait: DurationS | None = None
-    """Longest acceptable time in the queue for 90 % of the starts."""
-
-
 class RunFile(Spec):
     """One file, one run."""
 
     name: RunName
     """Name of the run directory: letters, digits, `.`, `_` and `-`; for a command, the name of the file by default."""
     workload: Workload | None = None
-    """A model to train; excludes `run`."""
+    """A model to train; excludes `run` and `roles`."""
+    roles: dict[RoleName, JobRole] = Field(default_factory=dict)
+    """Groups of nodes by name, each with a command of its own; they start and end together. Excludes `run`."""
     run: str | None = None
     """A shell command; excludes `workload`. Started once per rank; with SkyPilot's `num_nodes` or `resources` once per
     node, in plain bash; with `framework: mpi` and `slurm` once."""
@@ -330,18 +328,19 @@ class RunFile(Spec):
 
     @model_validator(mode="after")
     def _one_kind_of_work(self) -> RunFile:
-        if (self.workload is None) == (self.run is None):
+        if [self.workload is None, self.run is None, not self.roles].count(False) != 1:
             hint = "a task without `run` only sets up nodes; add the command" if self.setup or self.resources else None
-            raise FieldError("give exactly one of `workload` (a model to train) and `run` (a command)", hint=hint)
+            raise FieldError("give exactly one of `workload` (a model), `run` (a command) and `roles`", hint=hint)
         self._check_workload_keys()
-        if self.cluster.slurm.folder is not None and self.cluster.engine == "slurm" and self.run is None:
+        self._check_roles()
+        if self.cluster.slurm.folder is not None and self.cluster.engine == "slurm" and self.workload:
             hint = "submit on the login node, or to a cluster that sees the run directory"
             raise FieldError("`cluster.slurm.folder` needs `run`: checkpoints of a workload are not copied", hint=hint)
-        if self.job.keep_code and self.run is None:
+        if self.job.keep_code and self.workload:
             raise FieldError("`job.keep_code` needs `run`: the code of a workload is Trainworks' own")
-        for key in ("setup", "framework", "workdir", "num_nodes"):
-            if getattr(self, key) is not None and self.run is None:
-                raise FieldError(f"`{key}` needs `run`")
+        keys = ("setup", "framework", "workdir", "num_nodes")
+        if self.workload and (key := next((key for key in keys if getattr(self, key) is not None), None)):
+            raise FieldError(f"`{key}` needs `run`")
         if self.starts == "once" and self.environment is not None and self.nodes > 1:
             raise FieldError(
                 f"`environment` with `framework: {self.framework}` works on one node, got {self.nodes}: its launcher "
@@ -368,8 +367,15 @@ class RunFile(Spec):
             "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
             "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
         }
-        if self.run is not None and (message := next((each for each, is_set in refused.items() if is_set), None)):
+        if self.workload is None and (message := next((each for each, is_set in refused.items() if is_set), None)):
             raise FieldError(message)
+
+    def _check_roles(self) -> None:
+        beside = [key for key in ("setup", "framework", "num_nodes", "resources", "trains") if getattr(self, key)]
+        cluster, others = self.cluster, {"cluster.of": self.cluster.of, "job.min_nodes": self.job.min_nodes}
+        beside += ["cluster.nodes"] if cluster.nodes != 1 and cluster.engine != "ssh" else []  # which counts its hosts
+        beside += ["cluster.processes_per_node"] if cluster.processes_per_node != "auto" else []
+        check_roles(self.roles, [*beside, *(key for key, value in others.items() if value is not None)])
 
     @property
     def written_envs(self) -> dict[str, str]:
@@ -379,13 +385,23 @@ class RunFile(Spec):
     @property
     def written_secrets(self) -> list[str]:
         """Variables of `envs` with a value here that is secret: by their names, or as `secrets` of a SkyPilot task."""
-        secrets = self.cluster.skypilot.secrets
-        return [name for name, value in self.written_envs.items() if value and (is_secret(name) or name in secrets)]
+        secrets, every = self.cluster.skypilot.secrets, [self.envs, *(role.envs for role in self.roles.values())]
+        written = dict.fromkeys(name for envs in every for name, value in envs.items() if value)
+        return [name for name in written if is_secret(name) or name in secrets]
 
     @property
     def nodes(self) -> int:
         """Number of nodes of the job."""
-        return self.num_nodes or self.cluster.nodes
+        return self.num_nodes or sum(role.nodes for role in self.roles.values()) or self.cluster.nodes
+
+    def of_role(self, name: str) -> RunFile:
+        """The run file of one role, as if it were the whole job."""
+        role, cluster = self.roles[name], self.cluster
+        kubernetes = cluster.kubernetes.model_copy(update={"image": role.image} if role.image else {})
+        nodes = {"processes_per_node": role.processes_per_node, "kubernetes": kubernetes}
+        own = {key: getattr(role, key) for key in ("run", "setup", "resources", "framework")}
+        own |= {"num_nodes": role.nodes, "envs": self.envs | role.envs, "cluster": cluster.model_copy(update=nodes)}
+        return self.model_copy(update=own | {"roles": {}})
 
     @property
     def starts(self) -> Literal["per_rank", "per_node", "once"]:
@@ -416,9 +432,11 @@ class RunFile(Spec):
         """Copy of the run file with other numbers of nodes and of ranks per node.
 
         Raises:
-            UsageError: a number is above its limit.
+            UsageError: a number is above its limit, or the job has roles.
         """
         wanted = {"nodes": nodes, "processes_per_node": processes_per_node}
+        if self.roles and any(wanted.values()):
+            raise UsageError("each role has its own number of nodes and ranks", hint="set `roles.NAME.nodes`")
         written = {key: check_limit(key, value) for key, value in wanted.items() if value is not None}
         changes: dict[str, Any] = {"cluster": self.cluster.model_copy(update=written)}
         if nodes is not None and self.num_nodes is not None:

@@ -21,6 +21,42 @@ FORWARDED_VARIABLES = (
 submitted the job."""
 
 
+ROLE = "TRAINWORKS_ROLE"
+"""Variable with the role of a process, in jobs with roles."""
+
+
+def role_environment(
+    processes: Processes, *, node: int, addresses: Sequence[str], ports: Sequence[int]
+) -> dict[str, str]:
+    """Variables by which the processes of a job with roles find each other; none for a job without roles.
+
+    `addresses` are those of all nodes of the job, and `ports` one of each. TRAINWORKS_PORT is that of this node, and
+    TRAINWORKS_ADDRESSES_ROLLOUT has `ADDRESS:PORT` of every node of the role `rollout`, with commas between.
+    """
+    own = processes.group_of(node)
+    if own.role is None:
+        return {}
+    places = [f"{address}:{port}" for address, port in zip(addresses, ports, strict=True)]
+    found = {
+        ROLE: own.role,
+        "TRAINWORKS_ROLE_INDEX": str(node - own.first_node),
+        "TRAINWORKS_ROLE_SIZE": str(own.processes.nodes),
+        "TRAINWORKS_PORT": str(ports[node]),
+    }
+    for group in processes.groups():
+        found[role_variable(str(group.role))] = ",".join(places[each] for each in group.nodes)
+    return found
+
+
+def role_variable(role: str) -> str:
+    """Variable with the addresses of a role.
+
+    >>> role_variable("roll-out")
+    'TRAINWORKS_ADDRESSES_ROLL_OUT'
+    """
+    return f"TRAINWORKS_ADDRESSES_{role.upper().replace('-', '_')}"
+
+
 def agent_environment(processes: Processes) -> dict[str, str]:
     """Variables of a node agent of the trainer, which its ranks inherit; read once, when a process starts."""
     threads = {"OMP_NUM_THREADS": str(processes.threads_per_process)}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Literal, TypedDict
 
-from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.exit_code import End
 from trainworks.units import HOUR_S
@@ -239,13 +239,19 @@ def job_of_row(row: Mapping[str, Any]) -> JobRow:
     del values["array"]  # the spec has it, and searches need the column
     values["end"] = _end_of_columns(values)
     spec = json.loads(values.pop("ticket"))
+    roles = tuple(
+        RoleSpec(**role | {"node": _node_of(role["node"]), "depends_on": tuple(role["depends_on"])})
+        for role in spec.get("roles", ())
+    )
     lists = {key: tuple(value) for key, value in spec.items() if isinstance(value, list)}
-    alternatives = tuple(spec["node"].get("alternatives", ()))
-    node = NodeResources(**spec["node"] | {"alternatives": alternatives})
-    values["spec"] = replace(JobSpec(**spec | lists), node=node)
+    values["spec"] = JobSpec(**spec | lists | {"node": _node_of(spec["node"]), "roles": roles})
     values["placement"] = placement_of(values["placement"])
     values |= {name: bool(values[name]) for name in ("held", "reachable")}  # SQLite has numbers in their place
     return JobRow(**values)
+
+
+def _node_of(values: Mapping[str, Any]) -> NodeResources:
+    return NodeResources(**{**values, "alternatives": tuple(values.get("alternatives", ()))})
 
 
 def attempt_of_row(row: Mapping[str, Any]) -> Attempt:
@@ -279,7 +285,8 @@ def billed_of_row(row: Mapping[str, Any]) -> BilledAttempt:
     placement = json.loads(row["placement"] or "[]")
     spec, billing = json.loads(row["ticket"]), billing_of(row["cluster"])
     devices = sum(len(devices) for _, _, devices in placement)  # of this machine; clusters name nodes alone
-    accelerators = devices or spec["node"]["accelerators"] * len(placement)
+    roles = [role["nodes"] * role["node"]["accelerators"] for role in spec.get("roles", ())]
+    accelerators = devices or (sum(roles) if roles else spec["node"]["accelerators"] * len(placement))
     cores = sum(cores for _, cores, _ in placement)
     billing = replace(billing, team=spec.get("team") or billing.team)
     return BilledAttempt(

@@ -26,6 +26,19 @@ class NodeResources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoleSpec:
+    """Nodes of one role of a job; its command is in the resolved run."""
+
+    name: str
+    nodes: int
+    node: NodeResources
+    decides: bool = True
+    """Whether the job succeeds only when the role has."""
+    depends_on: tuple[str, ...] = ()
+    """Roles that must succeed before it starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Resources, time limit and priority a job requests.
 
@@ -38,6 +51,9 @@ class JobSpec:
     max_nodes: int
     """Gang size: the job starts on at least `min_nodes` and at most `max_nodes` nodes at once."""
     node: NodeResources
+    """Resources of each node; in a job with roles, the most that any of its nodes requests."""
+    roles: tuple[RoleSpec, ...] = ()
+    """Groups of nodes with resources of their own, allocated together; the job has their sum of nodes."""
     tasks_per_node: int = 1
     """Slurm tasks per node for a batch script with its own launcher; 1 for every other job."""
     time_limit_s: float | None = None
@@ -64,6 +80,16 @@ class JobSpec:
     """Id of the array that the job is one of: `array-kxbwtq`."""
     environment: Literal["lock", "conda", "image"] | None = None
     """Kind of the packages that the run file names for its ranks."""
+
+    @property
+    def groups(self) -> tuple[RoleSpec, ...]:
+        """Its roles; all nodes as one where it has none."""
+        return self.roles or (RoleSpec(name="", nodes=self.max_nodes, node=self.node),)
+
+    @property
+    def num_accelerators(self) -> int:
+        """Accelerators of all nodes."""
+        return sum(group.nodes * group.node.accelerators for group in self.groups)
 
 
 def new_array_id() -> str:

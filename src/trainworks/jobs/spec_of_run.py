@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from trainworks.jobs.environment import accelerators_per_node
-from trainworks.jobs.job_spec import ARRAY_ID, JobSpec, NodeResources, is_array_id
+from trainworks.jobs.job_spec import ARRAY_ID, JobSpec, NodeResources, RoleSpec, is_array_id
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
@@ -37,20 +38,24 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
     nodes = processes.nodes if processes else run_file.nodes
     by_ssh = run_file.cluster.engine == "ssh"  # whose queue starts a workload again on fewer nodes
     array, per_node = run_file.envs.get(ARRAY_ID) or "", run_file.cluster.processes_per_node
-    node, request = _node_of_run_file(run_file), run_file.resources
-    if processes is not None:  # one core per thread, unless the run file gives the number of cores
-        threads = processes.processes_per_node * processes.threads_per_process
-        node = NodeResources(
-            cores=request.cpus if request and request.cpus else float(threads),
-            accelerators=accelerators_per_node(processes),
-            memory_bytes=request.memory_bytes if request else None,
+    groups = processes.groups() if processes else []
+    roles = tuple(
+        RoleSpec(
+            name=name,
+            nodes=role.nodes,
+            node=_node_of(run_file.of_role(name), groups[number].processes if groups else None),
+            decides=role.decides,
+            depends_on=role.depends_on,
         )
+        for number, (name, role) in enumerate(run_file.roles.items())
+    )
     return JobSpec(
         run_id=run_id,
         name=run_file.name,
         min_nodes=min(job.min_nodes or nodes, nodes) if run_file.workload is None or by_ssh else nodes,
         max_nodes=nodes,
-        node=node,
+        node=_most([role.node for role in roles]) if roles else _node_of(run_file, processes),
+        roles=roles,
         tasks_per_node=per_node if run_file.framework == "slurm" and per_node != "auto" else 1,
         working_folder=working_folder,
         keep_code=job.keep_code,
@@ -70,11 +75,29 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
     )
 
 
-def _node_of_run_file(run_file: RunFile) -> NodeResources:
-    """One rank per accelerator; without accelerators one core per rank."""
+def _most(nodes: Sequence[NodeResources]) -> NodeResources:
+    return NodeResources(
+        cores=max((node.cores for node in nodes if node.cores is not None), default=None),
+        accelerators=max(node.accelerators for node in nodes),
+        memory_bytes=max((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=None),
+    )
+
+
+def _node_of(run_file: RunFile, processes: Processes | None) -> NodeResources:
+    """Resources of a node; those of the run file without processes, else one core per thread unless it says how many.
+
+    Of a run file: one rank per accelerator; without accelerators one core per rank.
+    """
+    request = run_file.resources
+    if processes is not None:
+        threads = processes.processes_per_node * processes.threads_per_process
+        return NodeResources(
+            cores=request.cpus if request and request.cpus else float(threads),
+            accelerators=accelerators_per_node(processes),
+            memory_bytes=request.memory_bytes if request else None,
+        )
     per_node = run_file.cluster.processes_per_node
     ranks = 1 if per_node == "auto" else per_node
-    request = run_file.resources
     if request is None:
         return NodeResources(cores=float(ranks))
     first, *others = request.accelerators or (None,)

@@ -141,8 +141,11 @@ def secrets_in(environment: Mapping[str, str]) -> set[str]:
 
 def secrets_of(run_file: RunFile, environment: Mapping[str, str]) -> set[str]:
     """Secret values of a run: those of this process's variables, and those of the variables that the run file sets."""
-    written = run_file.written_envs
-    return secrets_in(environment) | secrets_in(written) | {written[name] for name in run_file.written_secrets}
+    found, names = secrets_in(environment), set(run_file.written_secrets)
+    for each in (run_file, *map(run_file.of_role, run_file.roles)):
+        written = each.written_envs
+        found |= secrets_in(written) | {written[name] for name in names & written.keys()}
+    return found
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
 
 Level = Literal["debug", "info", "warning", "error", "critical"]
@@ -43,7 +44,8 @@ class LogLine:
     at: float
     """Seconds since the epoch; 0 where nothing says it."""
     source: str
-    """Name of the log: `rank-3`, `node-0` or `supervisor`; empty for the output of a remote node."""
+    """Name of the log: `rank-3`, `rollout-0` of a rank that has a role, `node-0` or `supervisor`; empty for the output
+    of a remote node."""
     text: str
     level: Level | None
     """None where the line does not say it."""
@@ -122,9 +124,9 @@ class LineReader:
 class _File:
     """The lines that a log has gained since the last call."""
 
-    def __init__(self, path: Path, begin: int = 0) -> None:
+    def __init__(self, path: Path, begin: int = 0, name: str | None = None) -> None:
         self.path = path
-        self._reader = LineReader(path.stem)
+        self._reader = LineReader(name or path.stem)
         self._offset = begin
 
     def lines(
@@ -188,23 +190,23 @@ class RunLogs:
     def new_lines(self, *, everything: bool) -> Iterator[LogLine]:
         """Lines since the last call in the order of time; with `everything` also a line without its end."""
         ranks = self._ranks()
-        is_alone = len(self._others) + max(len(ranks), self._num_expected) == 1
+        # some ranks may have no log yet: the first to write has its name, too
+        every = self._processes if self._with_ranks and self._rank is None else None
+        is_alone = len(self._others) + max(len(ranks), every.world_size if every else 0) == 1
         streams = [file.lines(everything=everything, is_alone=is_alone) for file in self._others]
         starts = self._starts(ranks)
         for rank in ranks:
             if (part := self._part(rank)) is not None:
-                file = self._files.setdefault(rank, _File(self._run_dir.rank_log(rank), part[0]))
+                name = self._processes.rank_name(rank) if self._processes else None
+                file = self._files.setdefault(rank, _File(self._run_dir.rank_log(rank), part[0], name))
                 streams.append(file.lines(starts[rank], everything=everything, end=part[1], is_alone=is_alone))
         return heapq.merge(*streams, key=lambda line: line.at)
 
     @cached_property
-    def _num_expected(self) -> int:
-        """Ranks whose lines are read, of which some may have no log yet: the first to write has its name, too."""
-        if not self._with_ranks or self._rank is not None:
-            return 0
+    def _processes(self) -> Processes | None:
         with suppress(EnvironmentProblem):
-            return self._run_dir.read_resolved().processes.world_size
-        return 0
+            return self._run_dir.read_resolved().processes
+        return None
 
     def _starts(self, ranks: Sequence[int]) -> dict[int, list[tuple[int, float]]]:
         """Offset and time of every start of each rank; the n-th starts of all ranks count as one moment."""

@@ -235,6 +235,24 @@ class ResolvedRun(Result, Spec):
         kept = ("created_at", "working_folder", "commit", "code", "environment", "node_check", "observers")
         return self.model_copy(update={name: getattr(before, name) for name in kept})
 
+    @property
+    def leading_role(self) -> str | None:
+        """The role whose metrics are those of the run: the first that decides and that no other waits for.
+
+        None without roles.
+        """
+        roles = self.run_file.roles
+        needed = {name for role in roles.values() for name in role.depends_on}
+        deciding = [name for name, role in roles.items() if role.decides]
+        return next((name for name in deciding if name not in needed), next(iter(deciding), None))
+
+    def on_node(self, node: int) -> ResolvedRun:
+        """The run as a node sees it: of a job with roles, that of its role alone."""
+        group = self.processes.group_of(node)
+        if group.role is None:
+            return self
+        return self.model_copy(update={"run_file": self.run_file.of_role(group.role), "processes": group.processes})
+
     def fewer_nodes(self, nodes: int) -> FewerNodes | None:
         """The plan for fewer nodes; None if there is none."""
         return next((each for each in self.fewer if each.processes.nodes == nodes), None)

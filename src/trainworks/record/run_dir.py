@@ -117,10 +117,9 @@ class RunDir:
         """Script of a run with `framework: slurm`."""
         return self.path / "batch_script"
 
-    @property
-    def hostfile(self) -> Path:
-        """Nodes of a command and their ranks, for a launcher such as mpirun."""
-        return self.path / "hostfile"
+    def hostfile(self, role: str | None = None) -> Path:
+        """Nodes of a command and their ranks, for a launcher such as mpirun; of one role, where the job has some."""
+        return self.path / ("hostfile" if role is None else f"hostfile-{role}")
 
     def usage_file(self, node: int) -> Path:
         """Resources used by the processes of one node; replaced atomically."""

@@ -28,12 +28,13 @@ _NOT_RUN = (126, 127)
 """Exit codes of a shell that may not run a command, or does not find it."""
 
 
-def first_failure(events: Sequence[Event]) -> FailureEvent | None:
+def first_failure(events: Sequence[Event], role: str | None = None) -> FailureEvent | None:
     """The earliest failure since the last (re)start of the ranks that is not the consequence of another one.
 
-    A rank that dies takes its peers with it; theirs are `peer_lost`, and count only if there is nothing else.
+    A rank that dies takes its peers with it; theirs are `peer_lost`, and count only if there is nothing else. With a
+    `role`, failures of that role alone count.
     """
-    recent = _recent_failures(events)
+    recent = [failure for failure in _recent_failures(events) if role in (None, failure.get("role"))]
     own = [event for event in recent if not is_consequence(event)]
     return min(own or recent, key=lambda event: event["t"], default=None)
 
@@ -114,7 +115,8 @@ def _supersedes(event: Event, failure: FailureEvent) -> bool:
         case "submitted":
             return True
         case "attempt":  # a rank of another node may have failed before the first node could write this
-            return not any(event.get(key) and event.get(key) == failure.get(key) for key in ("attempt", "rendezvous"))
+            same = any(event.get(key) and event.get(key) == failure.get(key) for key in ("attempt", "rendezvous"))
+            return not same and event.get("role") == failure.get("role")
         case "agent_started":
             return failure.get("rank") is None and failure.get("node") == event.get("node")
         case "failure":

@@ -75,7 +75,7 @@ class _Count:
         match event["kind"]:
             case "submitted":
                 self._take_turn(is_next=bool(event.get("restarts")))
-            case "restart":
+            case "restart" if "role" not in event:  # a role has restarts of its own
                 self._take_agent(event.get("node"))
             case "ranks_started":
                 self._count(self._ranks_started)
@@ -153,6 +153,21 @@ def may_restart(events: Sequence[Event], limit: RestartLimit, then: Event) -> bo
     return restarts_used([*events, then], limit.window_s) <= limit.most
 
 
+def role_restarts(events: Sequence[Event], role: str, window_s: float = math.inf) -> int:
+    """Restarts of a role alone since a user submitted the job, or since all roles last started again together."""
+    count, last = list[float](), -math.inf
+    for event in latest_launch_events(events):
+        last = max(last, event.get("t", last))
+        if event["kind"] == "restart":
+            count = [*count, event["t"]] if event.get("role") == role else count if "role" in event else []
+    return sum(not at < last - window_s for at in count)
+
+
+def role_backoff_s(restarts: int, limit: RestartLimit) -> float:
+    """Seconds before the next restart of a role after so many: 0 for the first, then as `backoff_s`."""
+    return min(LONGEST_BACKOFF_S, limit.backoff_s * 2.0 ** min(restarts - 1, 30)) if restarts else 0.0
+
+
 def backoff_s(events: Sequence[Event], limit: RestartLimit) -> float:
     """Seconds to wait before the next restart.
 
@@ -188,6 +203,7 @@ class Begin(enum.StrEnum):
     RESUME = "resumed by a user"
     REQUEUE = "got nodes again"
     AGENT = "agent started again in place"
+    ROLE = "role started again alone"
     RANKS = "ranks started again in place"
     RESIZE = "continued on other nodes"
 
@@ -218,7 +234,8 @@ def lives_of(events: Sequence[Event]) -> list[Life]:
     for event in events:
         used = len(count.at)
         count.take(event)
-        if event["kind"] in ("submitted", "resized") or len(count.at) > used:
+        is_role = event["kind"] == "restart" and "role" in event
+        if event["kind"] in ("submitted", "resized") or is_role or len(count.at) > used:
             lives.append(_life(event, since, lives))
             since = []
         if event["kind"] == "attempt" and lives:
@@ -242,7 +259,7 @@ def _life(event: Event, since: Sequence[Event], lives: Sequence[Life]) -> Life:
     elif event["kind"] == "resized":
         begin, message = Begin.RESIZE, message or event["message"]
     else:
-        begin = Begin.AGENT if event.get("node") is not None else Begin.RANKS
+        begin = Begin.AGENT if event.get("node") is not None else Begin.ROLE if event.get("role") else Begin.RANKS
     return Life(begin=begin, began_at=began_at, cause=cause, message=message, part=part, attempt=attempt)
 
 
@@ -267,6 +284,7 @@ _PARTS = {
 def _part_of(failure: FailureEvent) -> str:
     """`rank 3 on node 1`, `agent of node 1` or `node 1`."""
     rank, node, part = failure.get("rank"), failure.get("node"), _PARTS.get(failure["cause"])
+    role = f"`{failure['role']}`: " if "role" in failure else ""
     if rank is not None:
-        return f"rank {rank} on node {node}"
-    return f"{part} of node {node}" if part in ("agent", "step") else f"node {node}"
+        return f"{role}rank {rank} on node {node}"
+    return role + (f"{part} of node {node}" if part in ("agent", "step") else f"node {node}")

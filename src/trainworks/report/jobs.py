@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from trainworks.record.resolved import KeptCode
 
 
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 
 STATE_STYLES: dict[JobState, Style] = {
     JobState.RUNNING: "good",
@@ -246,11 +246,16 @@ def rebuilt_document(rows: Sequence[tuple[str, str | None, str | None]]) -> Docu
 
 
 def request_text(spec: JobSpec) -> str:
-    """`2 node(s) of 8 h100, at most 1h`."""
-    node, least, most = spec.node, spec.min_nodes, spec.max_nodes
+    """`2 node(s) of 8 h100, at most 1h`; with roles, of each by its name."""
+    least, most = spec.min_nodes, spec.max_nodes
     number = f"{most}" if least == most else f"{least} to {most}"
+    groups = [f"{role.name} {role.nodes} node(s) of {_node_text(role.node)}" for role in spec.roles]
+    limit = f", at most {format_duration(spec.time_limit_s)}" if spec.time_limit_s else ", no time limit"
+    return "; ".join(groups or [f"{number} node(s) of {_node_text(spec.node)}"]) + limit
+
+
+def _node_text(node: NodeResources) -> str:
     parts = [f"{node.cores:g} cores"] if node.cores else []
     parts += [f"{node.accelerators} {node.accelerator or 'accelerators'}"] if node.accelerators else []
     parts += [format_bytes(node.memory_bytes)] if node.memory_bytes else []
-    limit = f", at most {format_duration(spec.time_limit_s)}" if spec.time_limit_s else ", no time limit"
-    return f"{number} node(s) of {', '.join(parts) or 'anything'}{limit}"
+    return ", ".join(parts) or "anything"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainworks.record.processes import RoleNodes
 from trainworks.report.rendering.plots import Bar, Segment
 from trainworks.report.runs.attempts import Failure, ReportedAttempt
 from trainworks.report.runs.comparison import Comparison, Difference
@@ -184,11 +185,15 @@ def attempt_text(attempt: ReportedAttempt, *, has_steps: bool) -> str:
 def processes_text(report: Report) -> str:
     """Ranks, nodes and threads.
 
-    A run of two ranks on one node reads `2 ranks on 1 node, 1 thread each`.
+    A run of two ranks on one node reads `2 ranks on 1 node, 1 thread each`; roles have their names in front.
     """
-    ranks = report.processes
+    return "; ".join(_group_text(group) for group in report.processes.groups())
+
+
+def _group_text(group: RoleNodes) -> str:
+    ranks, role = group.processes, "" if group.role is None else f"{group.role} "
     return (
-        f"{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nodes, 'node')}, "
+        f"{role}{_counted(ranks.world_size, 'rank')} on {_counted(ranks.nodes, 'node')}, "
         f"{_counted(ranks.threads_per_process, 'thread')} each"
     )
 

@@ -177,6 +177,17 @@ def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledge
     probe(on_accelerators(2))
 
 
+def test_the_roles_of_a_run_need_their_sum_of_accelerators(ledger: MachineLedger) -> None:
+    one = processes(1, 1).model_copy(update={"device": "cuda", "accelerators_per_node": 1})
+    roles = {"trainer": one.model_copy(update={"nodes": 2}), "fetch": processes(4, 1), "server": one}
+    resolved = with_processes(job("command"), Processes.of_roles(roles))
+    handle = hold(ledger, 0.0, 1, 2)
+    with pytest.raises(EnvironmentProblem, match="needs 3 accelerators, and 2 of 4"):
+        probe(resolved)
+    os.close(handle)
+    probe(resolved)
+
+
 def test_a_run_takes_the_accelerators_that_are_free(
     ledger: MachineLedger, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:

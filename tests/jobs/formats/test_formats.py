@@ -20,6 +20,7 @@ from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 from tests.jobs.formats.jobs import HOSTILE, pods, run, run_container, run_file
 from tests.lanes import examples
 from trainworks.config.load import parse_run_file
+from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, shell, skypilot
 from trainworks.jobs.formats.manifest import KubernetesJob
@@ -66,6 +67,12 @@ def strict(schema: Any) -> Any:
     return closed | {key: strict(value) for key, value in schema.items()}
 
 
+SHOW_ROLE = (
+    'echo "$TRAINWORKS_ROLE $TRAINWORKS_ROLE_INDEX/$TRAINWORKS_ROLE_SIZE rank $RANK/$WORLD_SIZE at '
+    '$TRAINWORKS_ADDRESSES_ROLLOUT"; echo "$A $TRAINWORKS_PORT $TRAINWORKS_ADDRESSES_FETCH"'
+)
+
+
 def check_jobset(document: dict[str, Any]) -> None:
     """Against the schema of the API."""
     schema = strict(json.loads(SCHEMA.read_text()))
@@ -84,6 +91,65 @@ def test_a_job_in_every_language(golden) -> None:
 @pytest.mark.parametrize("keys", [{}, LARGE, LARGE | WISHES | ON_KUBERNETES, {"envs": {"A": "yes"}, "setup": "true"}])
 def test_a_jobset_is_one_of_its_api(keys: dict[str, Any]) -> None:
     check_jobset(yaml.safe_load(jobset.render(pods(**keys))))
+
+
+ROLES: dict[str, dict[str, Any]] = {
+    "trainer": {"run": "train", "nodes": 2, "resources": {"accelerators": "gpu:8"}, "depends_on": ["fetch"]},
+    "rollout": {"run": SHOW_ROLE, "nodes": 2, "decides": False, "image": "vllm:1", "envs": {"A": "own $(A)"}},
+    "fetch": {"run": "get", "setup": "true"},
+}
+
+
+def of_roles(**changes: dict[str, Any]) -> RunFile:
+    """A job of three roles."""
+    roles = {name: role | changes.get(name, {}) for name, role in ROLES.items()}
+    return RunFile.model_validate(run_file().model_dump(exclude_unset=True) | {"run": None, "roles": roles})
+
+
+def test_a_job_with_roles_is_a_jobset_of_a_group_for_each(tmp_path: Path) -> None:
+    text = jobset.render_roles(of_roles())
+    document = yaml.safe_load(text)
+    check_jobset(document)
+    groups = {group["name"]: group for group in document["spec"]["replicatedJobs"]}
+    assert list(groups) == ["rollout", "fetch", "trainer"]
+    assert groups["trainer"]["dependsOn"] == [{"name": "fetch", "status": "Complete"}]
+    assert document["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["fetch", "trainer"]}
+    pods = {name: group["template"]["spec"] for name, group in groups.items()}
+    assert [pods[name]["parallelism"] for name in groups] == [2, 1, 2]
+    containers = {name: pod["template"]["spec"]["containers"][0] for name, pod in pods.items()}
+    assert (containers["rollout"]["image"], containers["fetch"]["image"]) == ("vllm:1", "ghcr.io/ada/train:1")
+    assert containers["trainer"]["resources"]["limits"] == {"nvidia.com/gpu": "8"}
+    done = run_container(containers["rollout"], tmp_path, node=1)
+    assert done.stdout.splitlines() == [
+        "rollout 1/2 rank 1/2 at demo-rollout-0-0.demo:24000,demo-rollout-0-1.demo:24000",
+        "own $(A) 24000 demo-fetch-0-0.demo:24000",
+    ]
+    assert "# in a JobSet an early end of `rollout` does not fail the job" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"rollout": {"restarts": 1}}, "a JobSet does not support `roles.rollout.restarts`"),
+        (
+            {"trainer": {"depends_on": ["fetch", "other"]}},
+            "in a JobSet a role depends on one other, and `trainer` on 2",
+        ),
+    ],
+)
+def test_what_a_jobset_cannot_do_for_roles_is_refused(changes: dict[str, Any], problem: str) -> None:
+    asked = of_roles(**{name: change for name, change in changes.items() if "depends_on" not in change})
+    if "trainer" in changes:
+        roles = {**asked.roles, "other": asked.roles["fetch"]}
+        roles["trainer"] = roles["trainer"].model_copy(update=changes["trainer"])
+        asked = asked.model_copy(update={"roles": roles})
+    with pytest.raises(UsageError, match=problem):
+        jobset.render_roles(asked)
+
+
+def test_other_languages_have_no_roles() -> None:
+    with pytest.raises(UsageError, match="a job as trainjob does not support `roles`"):
+        jobset.render_roles(of_roles(), "trainjob")
 
 
 def test_the_schema_refuses_what_an_api_server_refuses() -> None:

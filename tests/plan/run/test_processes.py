@@ -9,7 +9,12 @@ import pytest
 from tests.fakes import HOST
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
-from trainworks.plan.run.processes import ResourceError, choose_command_processes, requested_host
+from trainworks.plan.run.processes import (
+    ResourceError,
+    choose_command_processes,
+    choose_role_processes,
+    requested_host,
+)
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 from trainworks.record.processes import Processes
 
@@ -133,3 +138,53 @@ def test_nodes_elsewhere_have_the_memory_that_was_asked_for_to_the_byte() -> Non
     keys = {"num_nodes": 3, "resources": {"memory": "4.294967296"}, "cluster": {"engine": "kubernetes"}}
     asked = RunFile.model_validate({"name": "demo", "run": "true"} | keys)
     assert choose_command_processes(asked, requested_host(asked)).nodes == 3
+
+
+def of_roles(host: HostFacts, **roles: dict[str, Any]) -> Processes:
+    """For a job with these roles."""
+    return choose_role_processes(RunFile.model_validate({"name": "demo", "roles": roles}), host)
+
+
+ROLES: dict[str, dict[str, Any]] = {
+    "trainer": {"run": "torchrun train.py", "nodes": 2, "resources": {"accelerators": "gpu:2", "cpus": 3}},
+    "rollout": {"run": "vllm", "nodes": 3, "processes_per_node": 2, "resources": {"accelerators": "gpu:1"}},
+    "fetch": {"run": "get"},
+}
+
+
+def test_roles_share_the_accelerators_and_cores_of_a_machine() -> None:
+    found = of_roles(with_gpus(8), **ROLES | {"rollout": ROLES["rollout"] | {"processes_per_node": 1}})
+    trainer, rollout, fetch = found.roles.values()
+    assert [one.device for one in (trainer, rollout, fetch)] == ["cuda", "cuda", "cpu"]
+    assert (trainer.threads_per_process, rollout.threads_per_process, fetch.threads_per_process) == (1, 2, 2)
+    assert (found.nodes, found.world_size, found.num_accelerators, found.device) == (6, 6, 7, "cuda")
+    assert [group.first_accelerator for group in found.groups()] == [0, 4, 7]
+    assert (found.group_of(4).role, found.rank_name(4), list(found.group_of(4).ranks_of(4))) == (
+        "rollout",
+        "rollout-2",
+        [4],
+    )
+
+
+def test_ranks_are_numbered_through_all_roles() -> None:
+    found = of_roles(HOST, first={"run": "a", "nodes": 2, "processes_per_node": 3}, second={"run": "b", "nodes": 2})
+    assert [list(found.group_of(node).ranks_of(node)) for node in range(4)] == [[0, 1, 2], [3, 4, 5], [6], [7]]
+    assert [found.rank_name(rank) for rank in (5, 6)] == ["first-5", "second-0"]
+
+
+def test_a_role_is_refused_what_those_before_it_have_taken() -> None:
+    with pytest.raises(ResourceError) as refused:
+        of_roles(
+            with_gpus(5), trainer=ROLES["trainer"], rollout={"run": "vllm", "resources": {"accelerators": "gpu:2"}}
+        )
+    assert refused.value.path == ("roles", "rollout", "resources", "accelerators")
+    assert refused.value.message.startswith("role `rollout`, beside those before it: 2 gpu requested, but")
+
+
+def test_roles_elsewhere_get_what_they_request() -> None:
+    asked = RunFile.model_validate(
+        {"name": "demo", "roles": ROLES | {"rollout": {"run": "x", "resources": {"cpus": 4}}}}
+    )
+    found = choose_role_processes(asked, requested_host(asked))
+    assert [(one.nodes, one.accelerators_per_node) for one in found.roles.values()] == [(2, 2), (1, 0), (1, 0)]
+    assert found.roles["rollout"].threads_per_process == 4

@@ -62,6 +62,7 @@ class RayBackend(Backend):
             "hold",
             "exclude",
             "depends_on",
+            "roles",
             "min_nodes",
             "drain",
             "health",

@@ -84,7 +84,7 @@ class PreparedRun:
 
     def expected_cost(self, jobs: int = 1) -> ExpectedCost | None:
         """What so many of these jobs will cost, see `forecast.expected_cost`; None where nothing tells."""
-        if not self.spec.node.accelerators:
+        if not self.spec.num_accelerators:
             return None
         from trainworks.api.planning.expected_cost import expected_cost  # noqa: PLC0415  # imports the catalogue
 

@@ -21,6 +21,7 @@ from trainworks.measure.ranks_environment import OWN_INTERPRETER, RanksInterpret
 from trainworks.plan.run.processes import (
     ResourceError,
     choose_command_processes,
+    choose_role_processes,
     choose_workload_processes,
     requested_host,
 )
@@ -165,11 +166,12 @@ def decide(probed: ProbedRun, *, run_id: str, command: list[str] | None, node_pl
 
 
 def _processes(run_file: RunFile, source: Source | None, host: HostFacts) -> Processes:
-    choose = choose_workload_processes if run_file.workload else choose_command_processes
+    choose = choose_role_processes if run_file.roles else choose_command_processes
+    choose = choose_workload_processes if run_file.workload else choose
     try:
         return choose(run_file, host)
     except ResourceError as error:
-        place = source.place(("resources", error.field)) if source else None
+        place = source.place(error.path) if source else None
         raise UsageError(error.message, place=place, hint=error.hint) from None
 
 

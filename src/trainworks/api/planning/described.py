@@ -18,7 +18,8 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, check_layout
 from trainworks.config.quantities import TrainFor
-from trainworks.config.run_file import Goal, RunFile, Workload
+from trainworks.config.recovery import Goal
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder

@@ -27,7 +27,7 @@ def expected_cost(resolved: ResolvedRun, spec: JobSpec, jobs: int = 1) -> Expect
     Returns:
         None where the job has no accelerators, no price, or neither a plan nor a time limit.
     """
-    accelerators, times_s = spec.max_nodes * spec.node.accelerators, _times_s(resolved, spec)
+    accelerators, times_s = spec.num_accelerators, _times_s(resolved, spec)
     if not accelerators or times_s is None:
         return None
     run_file, forecast = resolved.run_file, resolved.forecast

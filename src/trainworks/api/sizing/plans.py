@@ -8,7 +8,8 @@ from collections.abc import Callable
 from trainworks.api.planning.described import decisions, plan_cluster, planned_model, workload_of
 from trainworks.catalog.cluster import ClusterDescription
 from trainworks.config.layout import Layout
-from trainworks.config.run_file import Goal, RunFile
+from trainworks.config.recovery import Goal
+from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.plan import ClusterPlan

@@ -67,7 +67,7 @@ class KubernetesBackend(Backend):
     """
 
     name: ClassVar[str] = "kubernetes"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "edit", "min_nodes"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "edit", "min_nodes", "roles"})
     shares_files: ClassVar[bool] = False
 
     def __init__(

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NoReturn, final
 
 from trainworks.agent.allocation import Allocation, signs_of_life
+from trainworks.agent.command_nodes import nodes_of
 from trainworks.agent.log_echo import LogEcho
-from trainworks.agent.node_agents import Nodes, nodes_of
+from trainworks.agent.node_agents import Nodes
 from trainworks.agent.remote_agent import AgentServer, RemoteHosts, dismiss
 from trainworks.agent.supervisor import Supervisor
 from trainworks.agent.turn import ClusterTurn

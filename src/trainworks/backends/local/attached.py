@@ -24,11 +24,10 @@ from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, Share, claim_key
 from trainworks.host.probe import num_cores, probe_accelerators
 from trainworks.host.users import user_name
-from trainworks.jobs.environment import accelerators_per_node
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import parse_cause, parse_state
 from trainworks.record.events.job import StopRequestedEvent
-from trainworks.record.processes import Processes
+from trainworks.record.processes import Processes, RoleNodes
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.run_environment import ResolvedEnvironment
@@ -69,10 +68,8 @@ class AttachedBackend(Backend):
         processes = self._resolved.processes
         lines = [
             shlex.join(["python", "-m", "trainworks.agent.supervisor", str(run_dir.path)]),
-            f"# {processes.nodes} node agent(s), {processes.processes_per_node} rank(s) each, "
-            f"{processes.threads_per_process} thread(s) per rank, {processes.device}",
+            *[line for group in processes.groups() for line in _group_lines(group, self._resolved)],
             *_environment_lines(self._resolved.environment),
-            *_STARTS[processes.starts],
             f"# restarts after a failure: {spec.max_restarts}",
         ]
         return RenderedJob(spec, "\n".join(lines) + "\n")
@@ -226,7 +223,21 @@ def _supervisor(run_dir: RunDir) -> int | None:
 
 
 def _cores(processes: Processes) -> float:
-    return min(processes.world_size * processes.threads_per_process, num_cores())
+    groups = (group.processes for group in processes.groups())
+    return min(sum(one.world_size * one.threads_per_process for one in groups), num_cores())
+
+
+def _group_lines(group: RoleNodes, resolved: ResolvedRun) -> list[str]:
+    """What the nodes of a role start, or all of them, and when."""
+    ranks, name = group.processes, group.role
+    agents = f"{ranks.nodes} node agent(s), {ranks.processes_per_node} rank(s) each, "
+    agents += f"{ranks.threads_per_process} thread(s) per rank, {ranks.device}"
+    if name is None:
+        return [f"# {agents}", *_STARTS[ranks.starts]]
+    role = resolved.run_file.roles[name]
+    waits = f", after {', '.join(role.depends_on)}" if role.depends_on else ""
+    ends = "" if role.decides else ", until the others have succeeded"
+    return [f"# role {name}{waits}{ends}: {agents}; restarts of its own: {role.restarts}"]
 
 
 def _environment_lines(environment: ResolvedEnvironment | None) -> list[str]:
@@ -238,7 +249,7 @@ def _environment_lines(environment: ResolvedEnvironment | None) -> list[str]:
 
 def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, ...]:
     """Accelerators for a job, of those that other jobs do not hold."""
-    count = processes.nodes * accelerators_per_node(processes)
+    count = processes.num_accelerators if processes.device == "cuda" else 0
     if count == 0:
         return ()
     visible = [facts.index for facts in probe_accelerators()]

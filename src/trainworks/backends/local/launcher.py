@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import final
 
 from trainworks.agent import supervisor
+from trainworks.agent.command_nodes import run_agent
 from trainworks.agent.launch import end_left_over, make_ready, take_environment, take_run
-from trainworks.agent.node_agents import run_agent
 from trainworks.backends.editing import finish_edit
 from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START

@@ -70,12 +70,11 @@ def wanted_of(spec: JobSpec, machine: list[LocalNode]) -> tuple[int, int, NodeRe
     whole = max(one.cores for one in machine)
     if len(machine) > 1:
         return spec.min_nodes, spec.max_nodes, replace(node, cores=min(node.cores or 1.0, whole))
-    nodes = spec.max_nodes
     together = replace(
         node,
-        cores=min((node.cores or 1.0) * nodes, whole),
-        accelerators=node.accelerators * nodes,
-        memory_bytes=node.memory_bytes * nodes if node.memory_bytes else None,
+        cores=min(sum((group.node.cores or 1.0) * group.nodes for group in spec.groups), whole),
+        accelerators=spec.num_accelerators,
+        memory_bytes=sum((group.node.memory_bytes or 0) * group.nodes for group in spec.groups) or None,
     )
     return 1, 1, together
 

@@ -227,7 +227,7 @@ class SkyPilotBackend(Backend):
     name: ClassVar[str] = "skypilot"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
         (
-            *("edit", "hold", "exclude", "depends_on", "min_nodes", "drain", "time_limit", "health"),
+            *("edit", "hold", "exclude", "depends_on", "min_nodes", "roles", "drain", "time_limit", "health"),
             *("environment.lock", "environment.conda"),
         )
     )

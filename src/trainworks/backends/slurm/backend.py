@@ -57,7 +57,7 @@ class SlurmBackend(Backend):
     """
 
     name: ClassVar[str] = "slurm"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset()
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"roles"})
 
     def __init__(
         self,

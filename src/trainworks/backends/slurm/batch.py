@@ -21,7 +21,8 @@ from typing import Literal, final
 import psutil
 
 from trainworks.agent.allocation import unhealthy_nodes
-from trainworks.agent.node_agents import Hosts, ThisMachine, nodes_of
+from trainworks.agent.command_nodes import nodes_of
+from trainworks.agent.node_agents import Hosts, ThisMachine
 from trainworks.agent.supervisor import Supervisor
 from trainworks.agent.turn import ClusterTurn
 from trainworks.backends.slurm import allocation

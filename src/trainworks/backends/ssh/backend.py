@@ -50,7 +50,7 @@ class SshBackend(DispatchedBackend):
     """Runs jobs of this user on hosts; all commands that name the same hosts share one queue on this machine."""
 
     name: ClassVar[str] = "ssh"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"environment.image"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"roles", "environment.image"})
 
     def __init__(self, options: Ssh) -> None:
         self._options = options

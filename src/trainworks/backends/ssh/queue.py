@@ -23,8 +23,9 @@ from typing import Any, final
 from pydantic import BaseModel
 
 from trainworks.agent.allocation import Allocation, unhealthy_nodes
+from trainworks.agent.command_nodes import nodes_of
 from trainworks.agent.launch import run_mark, take_environment
-from trainworks.agent.node_agents import OwnProcesses, nodes_of
+from trainworks.agent.node_agents import OwnProcesses
 from trainworks.agent.supervisor import Supervisor
 from trainworks.agent.turn import ClusterTurn
 from trainworks.backends.local.dispatcher import Dispatcher

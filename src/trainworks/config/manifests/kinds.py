@@ -1,5 +1,6 @@
-"""A JobSet, a TrainJob or a PyTorchJob as a run file, each of whose nodes is a pod; all pods are alike.
+"""A JobSet, a TrainJob or a PyTorchJob as a run file, each of whose nodes is a pod.
 
+All pods are alike, except those of a JobSet whose groups are roles.
 Trainworks does not read the runtime of a TrainJob, so the image and the command must be in the job.
 
 Sources: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), and batch/v1 Jobs; Kubeflow Trainer's API
@@ -17,11 +18,13 @@ from typing import Any
 
 from trainworks.config.manifests.own_job import OwnJob
 from trainworks.config.manifests.pod import PodPlace, read_template
-from trainworks.config.manifests.reading import Handler, ManifestReading, at, drop_none, time_limit
+from trainworks.config.manifests.reading import Entry, Handler, ManifestReading, at, drop_none, time_limit
+from trainworks.config.manifests.roles import read_roles
 from trainworks.config.pod_patch import POD_CONTAINER, patched
 from trainworks.config.source import FieldPath
 
-_ALIKE = "all nodes of a run are alike"
+_MAIN = ("node", "trainer", "pytorch")
+"""Names of the container that trains."""
 _TOGETHER = "the nodes of a job start, restart and end together"
 _INDEX = "JOB_COMPLETION_INDEX|job-completion-index|job-index|job-global-index"
 _ATTEMPT = "a failed pod ends the attempt; `recover.max_restarts` says how many there are"
@@ -30,6 +33,9 @@ _ATTEMPT = "a failed pod ends the attempt; `recover.max_restarts` says how many 
 def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob) -> None:
     """Read the `spec` of a JobSet."""
     groups = reading.entries(at(spec, "replicatedJobs"), (*key, "replicatedJobs"))
+    pods = [_comparable_pods(group) for group, _ in groups]
+    needed = [one for group, place in groups for one, _ in reading.entries(group.get("dependsOn"), place)]
+    has_roles = any(one != pods[0] for one in pods) or any(one.get("status") == "Complete" for one in needed)
     handlers: dict[str, Handler] = {
         "replicatedJobs": None,
         "suspend": partial(hold, reading),
@@ -40,7 +46,7 @@ def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob
             "restartStrategy": _TOGETHER,
         },
         "network": partial(_network, reading),
-        "successPolicy": partial(_success_policy, reading, len(groups)),
+        "successPolicy": partial(_success_policy, reading, 1 if has_roles else len(groups)),
         "startupPolicy": _TOGETHER,
         "coordinator": "the first pod coordinates the others",
         "managedBy": "JobSet's own controller runs the job",
@@ -50,26 +56,41 @@ def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob
         ),
     }
     reading.each(spec, key, handlers)
-    pods = [_comparable_pods(group) for group, _ in groups]
-    if not groups or any(one != pods[0] for one in pods):
-        names = ", ".join(f"`{group.get('name')}`" for group, _ in groups) or "none"
-        hint = "write one with as many pods as nodes, or a job of its own for each"
-        reading.refuse((*key, "replicatedJobs"), f"{_ALIKE}, and `replicatedJobs` has {len(groups)}: {names}", hint)
+    if not groups:
+        reading.refuse((*key, "replicatedJobs"), "`replicatedJobs` has no group of pods", "add one to it")
+        return
+    known = "|".join(re.escape(str(one.get("name"))) for one, _ in groups)
+    hosts = rf"[\w.$()-]*-(?:{known})-\d+-\d+(\.[\w.$()-]+)?"
+    if has_roles:
+        read_roles(reading, groups, at(spec, "successPolicy"), (*key, "replicatedJobs"), partial(_read_role, hosts))
         return
     counts = [_read_group(reading, group, place) for group, place in groups]
     group, place = groups[0]
     at_pods, template = (*place, "template", "spec"), at(group, "template", "spec", "template")
-    jobs = sum(one for other, _ in groups if isinstance(one := other.get("replicas", 1), int))
-    if jobs > 1 and re.search(_INDEX, json.dumps(template, default=str)):
-        message = f"the pods number themselves in each of {jobs} jobs, and Trainworks makes one job of them"
-        reading.refuse((*place, "replicas"), message, "use `$NODE_RANK`, which counts all nodes")
+    _check_numbers(reading, groups, template, place)
     whole = [count for count in counts if isinstance(count, int)]
     number = sum(whole) if len(whole) == len(counts) else next(one for one in counts if not isinstance(one, int))
     reading.put(("num_nodes",), number, (*at_pods, "parallelism") if at(group, "template", "spec") else place)
-    known = "|".join(re.escape(str(one.get("name"))) for one, _ in groups)
-    hosts = rf"[\w.$()-]*-(?:{known})-\d+-\d+(\.[\w.$()-]+)?"
-    main = PodPlace(main=("node", "trainer", "pytorch"), own=own, hosts="" if own.run else hosts)
+    main = PodPlace(main=_MAIN, own=own, hosts="" if own.run else hosts)
     read_template(reading, template, (*at_pods, "template"), main)
+
+
+def _read_role(hosts: str, reading: ManifestReading, entry: Entry) -> Any:
+    """Read a group of a JobSet as a job of its own; returns its number of nodes."""
+    group, key = entry
+    number = _read_group(reading, group, key, is_role=True)
+    template = at(group, "template", "spec", "template")
+    _check_numbers(reading, [entry], template, key)
+    read_template(reading, template, (*key, "template", "spec", "template"), PodPlace(main=_MAIN, hosts=hosts))
+    return number
+
+
+def _check_numbers(reading: ManifestReading, groups: list[Entry], template: Any, key: FieldPath) -> None:
+    """Refuse pods that count themselves in one of several jobs."""
+    jobs = sum(one for other, _ in groups if isinstance(one := other.get("replicas", 1), int))
+    if jobs > 1 and re.search(_INDEX, json.dumps(template, default=str)):
+        message = f"the pods number themselves in each of {jobs} jobs, and Trainworks makes one job of them"
+        reading.refuse((*key, "replicas"), message, "use `$NODE_RANK`, which counts all nodes")
 
 
 def _comparable_pods(group: dict[str, Any]) -> dict[str, Any]:
@@ -82,15 +103,16 @@ def _comparable_pods(group: dict[str, Any]) -> dict[str, Any]:
     return drop_none(job | {"parallelism": None, "completions": None})
 
 
-def _read_group(reading: ManifestReading, group: dict[str, Any], key: FieldPath) -> Any:
+def _read_group(reading: ManifestReading, group: dict[str, Any], key: FieldPath, *, is_role: bool = False) -> Any:
     """Read all of a group but its pods; returns their number, or a value that is none."""
+    single = "a job with one group of pods depends on no other group"
     job, place = at(group, "template", "spec"), (*key, "template", "spec")
     handlers: dict[str, Handler] = {
         "name": None,
         "replicas": None,
         "template": None,
         "groupName": "a job has one group of nodes",
-        "dependsOn": lambda _, at_key: reading.refuse(at_key, "a job with one group of pods depends on no other group"),
+        "dependsOn": None if is_role else lambda _, at_key: reading.refuse(at_key, single),
     }
     reading.each(group, key, handlers)
     replicas, pods = group.get("replicas", 1), at(job, "parallelism")
@@ -240,9 +262,9 @@ def _read_trainer(
         read_template(reading, template, key, PodPlace(own=own, envs=envs))
 
 
-def _patches(reading: ManifestReading, spec: Any, key: FieldPath) -> list[tuple[dict[str, Any], FieldPath]]:
+def _patches(reading: ManifestReading, spec: Any, key: FieldPath) -> list[Entry]:
     """Patches of the template of the pods that train, each with its place."""
-    found: list[tuple[dict[str, Any], FieldPath]] = []
+    found: list[Entry] = []
     for patch, place in reading.entries(at(spec, "runtimePatches"), (*key, "runtimePatches")):
         inner = (*place, "trainingRuntimeSpec", "template", "spec", "replicatedJobs")
         if at(patch, "trainingRuntimeSpec", "template", "metadata") is not None:
@@ -259,9 +281,7 @@ def _patches(reading: ManifestReading, spec: Any, key: FieldPath) -> list[tuple[
     return found
 
 
-def _node_containers(
-    reading: ManifestReading, job: Any, template: Any, place: FieldPath
-) -> list[tuple[dict[str, Any], FieldPath]]:
+def _node_containers(reading: ManifestReading, job: Any, template: Any, place: FieldPath) -> list[Entry]:
     if job != POD_CONTAINER:
         reading.note(place, f"it is about pods other than `{POD_CONTAINER}`")
         return []

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainworks.config.manifests.container import read_container, read_quantity, read_resources
 from trainworks.config.manifests.own_job import OWN_POD_SECURITY, OwnJob
-from trainworks.config.manifests.reading import ManifestReading, at, drop_none, time_limit
+from trainworks.config.manifests.reading import Entry, ManifestReading, at, drop_none, time_limit
 from trainworks.config.source import FieldPath
 
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/:+=,\[\]-]*")
@@ -106,7 +106,7 @@ def _take_volume(
     volume: dict[str, Any],
     place: FieldPath,
     own: set[str],
-    mounts: list[tuple[dict[str, Any], FieldPath]],
+    mounts: list[Entry],
 ) -> bool:
     """Take the volume of `/dev/shm`, or that of the run directories in a manifest of Trainworks."""
     name = volume.get("name")

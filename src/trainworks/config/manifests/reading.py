@@ -15,6 +15,10 @@ Handler = Callable[[Any, FieldPath], None] | Mapping[str, "Handler"] | str | Non
 effect, or nothing to say."""
 
 
+Entry = tuple[dict[str, Any], FieldPath]
+"""A mapping of a list, and its place."""
+
+
 class ManifestSource(Source):
     """One document of a manifest; the place of a field of the run file is that of the key that set it."""
 
@@ -112,7 +116,7 @@ class ManifestReading:
             return {}
         return dict(value or {})
 
-    def entries(self, value: Any, key: FieldPath) -> list[tuple[dict[str, Any], FieldPath]]:
+    def entries(self, value: Any, key: FieldPath) -> list[Entry]:
         """Entries of a list of mappings, each with its place; others are a problem."""
         if not isinstance(value, list | None):
             self.refuse(key, f"`{key[-1]}` must be a list")

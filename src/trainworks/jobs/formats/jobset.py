@@ -1,6 +1,7 @@
-"""The writer of JobSets: one group of pods, one pod per node, started and restarted together.
+"""The writer of JobSets: one group of pods, or one of each role; one pod per node, started and restarted together.
 
-Source: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), batch/v1 Jobs in Indexed mode, Kueue's queue label.
+Source: JobSet's API `jobset.x-k8s.io/v1alpha2` (0.13), whose `dependsOn` takes one group that stands before its own;
+batch/v1 Jobs in Indexed mode, Kueue's queue label.
 
 TrainJobs are written here as well: Kubeflow Trainer turns one into a JobSet, based on the training runtime that it
 names. Source: Trainer's API `trainer.kubeflow.org/v1alpha1` (2.3) and its runtimes `torch-distributed` and
@@ -15,13 +16,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainworks.config.command import JobRole
 from trainworks.config.engines import Kubernetes
 from trainworks.config.manifests.own_job import JOB, OwnJob, hash_of
 from trainworks.config.manifests.reading import drop_none
 from trainworks.config.pod_patch import patched
+from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
+from trainworks.jobs.environment import ROLE, role_variable
 from trainworks.jobs.formats import elastic, manifest
-from trainworks.jobs.formats.shell import check_exportable, node_program
+from trainworks.jobs.formats.shell import check_exportable, export, node_program
+from trainworks.jobs.program import Program, program_of
+from trainworks.jobs.spec_of_run import spec_of
 
 DISRUPTION = {
     "name": "disruption",
@@ -33,6 +39,8 @@ _LANGUAGE = "a JobSet"
 _LONGEST_ANNOTATION = 100_000
 """Most characters of the annotation; Kubernetes takes 256 KiB of all annotations together."""
 _ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+_SERVICE_PORT = 24_000
+"""Port where other roles find a pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +80,76 @@ def render(job: manifest.KubernetesJob) -> str:
     return manifest.header(job) + manifest.to_yaml(jobset(job, bash_program(job)))
 
 
-def bash_program(job: manifest.KubernetesJob) -> PodProgram:
-    """Bash script for every pod of an exported job; the JobSet and Job controllers number the pods."""
-    spec, name = job.spec, manifest.dns_name(job.spec.name)
-    host = f"{name}-{manifest.REPLICATED_JOB}-0"
+def render_roles(run_file: RunFile, language: str = "jobset") -> str:
+    """Render the manifest of a job with roles: one group of pods for each.
+
+    The JobSet has succeeded when all deciding roles have, and then deletes the pods of the others.
+
+    Raises:
+        UsageError: the language is not that of JobSets, a role has no image, or it needs something that a JobSet cannot
+            express.
+    """
+    if language != "jobset":
+        raise UsageError(f"a job as {language} does not support `roles`", hint="write it with `--as jobset`")
+    roles, whole = run_file.roles, _kubernetes_job(run_file, Program())
+    jobs = {role: _kubernetes_job(own, program_of(own)) for role in roles if (own := run_file.of_role(role))}
+    name = manifest.dns_name(run_file.name)[: manifest.LONGEST_NAME + 4 - max(map(len, roles))].strip("-")
+    known = {"TRAINWORKS_PORT": str(_SERVICE_PORT)}
+    for role, job in jobs.items():
+        hosts = (f"{name}-{role}-0-{node}.{name}:{_SERVICE_PORT}" for node in range(job.spec.max_nodes))
+        known[role_variable(role)] = ",".join(hosts)
+    order = list[str]()
+    while left := [role for role in roles if role not in order]:  # a group stands behind the one that it depends on
+        order.append(next(role for role in left if set(roles[role].depends_on) <= set(order)))
+    groups, programs = list[Mapping[str, object]](), list[PodProgram]()
+    for role in order:
+        _check_role(role, jobs[role], roles[role])
+        lines = [export(key, value) for key, value in known.items()]
+        lines += [export(ROLE, role), export("TRAINWORKS_ROLE_SIZE", str(roles[role].nodes))]
+        lines += ["export TRAINWORKS_ROLE_INDEX=$JOB_COMPLETION_INDEX"]
+        programs.append(bash_program(jobs[role], name=name, group=role, lines=lines))
+        needed = [{"name": other, "status": "Complete"} for other in roles[role].depends_on]
+        template = {"spec": _indexed_job(jobs[role], programs[-1])}
+        groups.append(drop_none({"name": role, "replicas": 1, "template": template, "dependsOn": needed or None}))
+    deciding = [role for role in order if roles[role].decides]
+    success = {"operator": "All", "targetReplicatedJobs": deciding} if len(deciding) < len(order) else None
+    servers = [role for role in order if not (roles[role].decides or roles[role].may_end)]
+    heads = [line for job in jobs.values() for line in manifest.header(job).splitlines(keepends=True)]
+    heads += [f"# in a JobSet an early end of `{role}` does not fail the job\n" for role in servers]
+    return "".join(dict.fromkeys(heads)) + manifest.to_yaml(_jobset(whole, programs[0], groups, success))
+
+
+def _kubernetes_job(run_file: RunFile, program: Program) -> manifest.KubernetesJob:
+    spec, cluster = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or ""), run_file.cluster
+    return manifest.KubernetesJob(spec=spec, program=program, cluster=cluster.kubernetes, autoscale=cluster.autoscale)
+
+
+def _check_role(name: str, job: manifest.KubernetesJob, role: JobRole) -> None:
+    check_exportable(job.program, _LANGUAGE)
+    missing = {"job.depends_on": bool(job.spec.depends_on), f"roles.{name}.restarts": role.restarts > 0}
+    manifest.check(job, _LANGUAGE, missing)
+    if len(role.depends_on) > 1:
+        message = f"in a JobSet a role depends on one other, and `{name}` on {len(role.depends_on)}"
+        raise UsageError(message, hint="let one of these depend on the other")
+
+
+def bash_program(
+    job: manifest.KubernetesJob,
+    *,
+    name: str | None = None,
+    group: str = manifest.REPLICATED_JOB,
+    lines: Sequence[str] = (),
+) -> PodProgram:
+    """Bash script for every pod of an exported job; the JobSet and Job controllers number the pods.
+
+    Of a job with roles, `name` is that of the JobSet, `group` the role of the pods, and `lines` come first.
+    """
+    spec, whole = job.spec, not lines
+    name = name or manifest.dns_name(job.spec.name)
+    host = f"{name}-{group}-0"
     addresses = f"for node in $(seq 0 {spec.max_nodes - 1}); do echo {host}-$node.{name}; done"
     lines = [
+        *lines,
         "export NODE_RANK=$JOB_COMPLETION_INDEX",
         f"export MASTER_ADDR={host}-0.{name}",
         "export TRAINWORKS_ATTEMPT=$((RESTARTS + 1))",
@@ -110,7 +182,7 @@ def bash_program(job: manifest.KubernetesJob) -> PodProgram:
         queue=job.cluster.queue,
         grace_s=spec.grace_s,
         restart_rules=[DISRUPTION] if spec.max_restarts and spec.preemptible else [],
-        annotations={JOB: text} if len(text) <= _LONGEST_ANNOTATION else {},
+        annotations={JOB: text} if whole and len(text) <= _LONGEST_ANNOTATION else {},
     )
 
 
@@ -134,16 +206,26 @@ def volumes(cluster: Kubernetes) -> list[manifest.Volume]:
 
 
 def jobset(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
-    """Build the JobSet object."""
+    """Build the JobSet object of a job without roles."""
+    group = {"name": manifest.REPLICATED_JOB, "replicas": 1, "template": {"spec": _indexed_job(job, program)}}
+    return _jobset(job, program, [group])
+
+
+def _jobset(
+    job: manifest.KubernetesJob,
+    program: PodProgram,
+    groups: Sequence[Mapping[str, object]],
+    success: Mapping[str, object] | None = None,
+) -> Mapping[str, object]:
+    """Build the object from its groups of pods, and the rule by which it has succeeded; None if all have to."""
     rules = [dict(rule) for rule in program.restart_rules]
     body: dict[str, object] = {
         "suspend": True if job.spec.hold or job.cluster.queue else None,
         "ttlSecondsAfterFinished": program.keep_s,
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": {"maxRestarts": job.spec.max_restarts, **({"rules": rules} if rules else {})},
-        "replicatedJobs": [
-            {"name": manifest.REPLICATED_JOB, "replicas": 1, "template": {"spec": _indexed_job(job, program)}}
-        ],
+        "successPolicy": success,
+        "replicatedJobs": list(groups),
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",

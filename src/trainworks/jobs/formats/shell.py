@@ -214,13 +214,16 @@ _HEAD_START_S = 10
 _LSF_ADDRESSES = """printf '%s\\n' "$@\""""
 
 
-def render_lsf(spec: JobSpec, program: Program) -> str:
-    """Render a script for LSF's bsub, which starts the program on all nodes.
+def render_lsf(spec: JobSpec, program: Program, *, elastic: bool = False) -> str:
+    """Render a script for LSF's bsub, which starts the program on all nodes; `elastic` asks for nodes that come and go.
 
     Raises:
         UsageError: the job needs something that LSF cannot do.
     """
     check_exportable(program, _LSF)
+    if elastic:
+        hint = "leave `cluster.autoscale` out; LSF's resource connector has a file of its own"
+        raise UsageError("LSF jobs cannot start or stop hosts", hint=hint)
     for name, is_set in (
         ("recover.max_restarts", spec.max_restarts > 0),
         ("job.min_nodes", spec.min_nodes != spec.max_nodes),

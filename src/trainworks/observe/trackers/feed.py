@@ -48,9 +48,11 @@ def parameters_of(resolved: ResolvedRun) -> dict[str, str | float]:
     if run_file.workload is not None:
         tree |= run_file.workload.model_dump(mode="json", exclude_none=True)
     else:
-        run = None if run_file.run is None else hide_secrets(run_file.run, secrets_of(run_file, os.environ))
+        secrets = secrets_of(run_file, os.environ)
+        run = None if run_file.run is None else hide_secrets(run_file.run, secrets)
         trains = run_file.trains and run_file.trains.model_dump(mode="json", exclude_unset=True)
         tree |= {"run": run, "framework": run_file.framework, "trains": trains}
+        tree |= {"roles": {name: {"run": hide_secrets(role.run, secrets)} for name, role in run_file.roles.items()}}
     if plan is not None:
         tree |= {"layout": plan.layout.model_dump(mode="json", exclude_none=True), "plan": _predictions(plan)}
     tree["accelerator"] = next((one.name for one in resolved.host.accelerators), resolved.host.processor)

@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 from trainworks.config.data import Evaluation
 from trainworks.config.limits import LIMITS
-from trainworks.config.run_file import Goal
+from trainworks.config.recovery import Goal
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.plan.cluster.layout import fixed_at
 from trainworks.plan.job import AnyJob

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from trainworks.config.command import Resources
 from trainworks.config.layout import MESH_AXES
@@ -24,11 +25,13 @@ class ResourceError(UsageError):
 
     Args:
         field: key of `resources` that cannot be satisfied, to name its line.
+        role: the role whose `resources` they are.
     """
 
-    def __init__(self, message: str, *, field: str, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+    def __init__(self, message: str, *, field: str, hint: str | None = None, role: str | None = None) -> None:
+        super().__init__(message if role is None else f"role `{role}`, beside those before it: {message}", hint=hint)
         self.field = field
+        self.path = ("resources", field) if role is None else ("roles", role, "resources", field)
 
 
 def memory_per_rank(host: HostFacts, processes: Processes) -> int:
@@ -40,6 +43,8 @@ def memory_per_rank(host: HostFacts, processes: Processes) -> int:
 
 def requested_host(run_file: RunFile) -> HostFacts:
     """All nodes of a run as one machine with exactly the requested `resources`, by default one core per rank."""
+    if run_file.roles:
+        return _together([requested_host(run_file.of_role(name)) for name in run_file.roles])
     resources, nodes = run_file.resources or Resources(), run_file.nodes
     per_node = run_file.cluster.processes_per_node
     first = resources.accelerators[0] if resources.accelerators else None
@@ -58,6 +63,17 @@ def requested_host(run_file: RunFile) -> HostFacts:
         else (),
         python="",
         packages={},
+    )
+
+
+def _together(hosts: Sequence[HostFacts]) -> HostFacts:
+    devices = [device for host in hosts for device in host.accelerators]
+    return hosts[0].model_copy(
+        update={
+            "num_cores": sum(host.num_cores for host in hosts),
+            "memory_bytes": sum(host.memory_bytes for host in hosts),
+            "accelerators": tuple(device.model_copy(update={"index": index}) for index, device in enumerate(devices)),
+        }
     )
 
 
@@ -138,6 +154,40 @@ def training_processes(run_file: RunFile, processes: Processes) -> Processes:
     ranks = int(said[1]) if said else max(degrees // processes.nodes, processes.accelerators_per_node, 1)
     threads = max(1, processes.threads_per_process // (1 if processes.accelerators_per_node else ranks))
     return processes.model_copy(update={"processes_per_node": ranks, "threads_per_process": threads})
+
+
+def choose_role_processes(run_file: RunFile, host: HostFacts) -> Processes:
+    """Processes of every role; the roles share the machine in their order.
+
+    A role has the accelerators that it requests and no others. Cores that no role requests are divided among the nodes
+    of those without `cpus`.
+
+    Raises:
+        ResourceError: a role requests more than those before it leave.
+        UsageError: a launcher would be started once per rank.
+    """
+    files = {name: run_file.of_role(name) for name in run_file.roles}
+    requested = {name: own.resources or Resources() for name, own in files.items()}
+    cores = sum((requested[name].cpus or 0) * own.nodes for name, own in files.items())
+    others = sum(own.nodes for name, own in files.items() if requested[name].cpus is None)
+    each = max(1, int(host.num_cores - cores) // max(1, others))
+    found, left = dict[str, Processes](), host
+    for name, own in files.items():
+        resources = requested[name]
+        seen = left if resources.cpus else left.model_copy(update={"num_cores": each * own.nodes})
+        seen = seen if resources.accelerators else seen.model_copy(update={"accelerators": ()})
+        try:
+            found[name] = choose_command_processes(own, seen)
+        except ResourceError as error:
+            raise ResourceError(error.message, field=error.field, hint=error.hint, role=name) from None
+        left = left.model_copy(
+            update={
+                "num_cores": left.num_cores - int((resources.cpus or 0) * own.nodes),
+                "memory_bytes": left.memory_bytes - (resources.memory_bytes or 0) * own.nodes,
+                "accelerators": left.accelerators[found[name].num_accelerators if resources.accelerators else 0 :],
+            }
+        )
+    return Processes.of_roles(found)
 
 
 def _processes_per_node(run_file: RunFile, host: HostFacts, accelerators: int) -> int | None:

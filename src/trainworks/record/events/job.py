@@ -105,6 +105,8 @@ class RestartEvent(Stamp):
     kind: Literal["restart"]
     node: int | None
     """Null: those of all nodes."""
+    role: NotRequired[str]
+    """Those of one role alone, by a restart of its own."""
 
 
 class DecisionEvent(Stamp):
@@ -155,6 +157,8 @@ class FailureEvent(FailureReason, Stamp):
     rank: int | None
     node: int
     exit_code: int
+    role: NotRequired[str]
+    """Role of the node, in a job with roles."""
     attempt: NotRequired[int]
     host: NotRequired[str]
     pid: NotRequired[int | None]

@@ -63,6 +63,8 @@ class AttemptEvent(Stamp):
     kind: Literal["attempt"]
     attempt: int
     world_size: int
+    role: NotRequired[str]
+    """The role whose ranks these are, in a job with roles."""
     resumed_from_step: NotRequired[int]
     """0 is from scratch; absent for a command, whose program may have resumed by itself."""
     layout: NotRequired[Mapping[str, int | str | list[int] | None] | str]

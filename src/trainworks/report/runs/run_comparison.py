@@ -105,12 +105,12 @@ def _configured(resolved: ResolvedRun) -> Mapping[str, object]:
     written = resolved.run_file.model_dump(mode="json", exclude_unset=True, exclude={"layout"})
     layout = resolved.plan.layout if resolved.plan else resolved.run_file.layout
     secrets = resolved.run_file.written_secrets
-    envs = dict(written.get("envs", {}))
-    for name in envs.keys() & set(secrets):  # a fingerprint, which differs between two secrets
-        envs[name] = f"*** ({hashlib.sha256(envs[name].encode()).hexdigest()[:4]})"
+    for envs in [each["envs"] for each in (written, *written.get("roles", {}).values()) if "envs" in each]:
+        for name in envs.keys() & set(secrets):  # a fingerprint, which differs between two secrets
+            if envs[name]:
+                envs[name] = f"*** ({hashlib.sha256(envs[name].encode()).hexdigest()[:4]})"
     return {
         **written,
-        "envs": envs,
         "layout": layout.model_dump(mode="json") if layout else None,
         "processes": resolved.processes.model_dump(mode="json"),
         "host": {"name": host.hostname, "processor": host.processor, "cores": host.num_cores, "python": host.python},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from trainworks.agent.current_state import current_state, current_status
-from trainworks.config.run_file import Goal
+from trainworks.config.recovery import Goal
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.events.log import Event, read_events_from, read_lines_from
 from trainworks.record.events.training import CheckpointDamagedEvent, CheckpointEvent
