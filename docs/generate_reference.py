@@ -37,6 +37,7 @@ from trainworks.config import (
     software,
     stack,
     track,
+    workload,
 )
 from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
@@ -153,7 +154,7 @@ def run_file_page() -> str:
     )
     models: list[tuple[str, type[BaseModel]]] = [
         ("", run_file.RunFile),
-        ("workload", run_file.Workload),
+        ("workload", workload.Workload),
         ("workload.model", model.Model),
         ("workload.data", data.Data),
         ("workload.data.source[]", data.DataSource),
@@ -178,7 +179,7 @@ def run_file_page() -> str:
         ("layout", layout.Layout),
         ("job", engines.JobOptions),
         ("job.idle", engines.Idle),
-        ("goal", run_file.Goal),
+        ("goal", recovery.Goal),
         ("checkpoint", recovery.Checkpoint),
         ("recover", recovery.Recover),
         ("guard", recovery.Guard),
