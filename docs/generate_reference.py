@@ -37,7 +37,6 @@ from trainworks.config import (
     software,
     stack,
     track,
-    workload,
 )
 from trainworks.config import environment as run_environment
 from trainworks.config.spec import field_docs
@@ -154,7 +153,7 @@ def run_file_page() -> str:
     )
     models: list[tuple[str, type[BaseModel]]] = [
         ("", run_file.RunFile),
-        ("workload", workload.Workload),
+        ("workload", run_file.Workload),
         ("workload.model", model.Model),
         ("workload.data", data.Data),
         ("workload.data.source[]", data.DataSource),
@@ -179,7 +178,7 @@ def run_file_page() -> str:
         ("layout", layout.Layout),
         ("job", engines.JobOptions),
         ("job.idle", engines.Idle),
-        ("goal", recovery.Goal),
+        ("goal", run_file.Goal),
         ("checkpoint", recovery.Checkpoint),
         ("recover", recovery.Recover),
         ("guard", recovery.Guard),

@@ -12,8 +12,7 @@ from trainworks.api.plan import plan
 from trainworks.catalog.models import preset
 from trainworks.config.load import parse_run_file
 from trainworks.config.model import Model
-from trainworks.config.run_file import RunFile
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import UsageError
 from trainworks.measure.model_config import model_shape
 from trainworks.plan.shapes.presets import with_dimensions

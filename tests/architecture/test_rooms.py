@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 790
-MOST_LINES = 132_029
+MOST_FILES = 789
+MOST_LINES = 132_017
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
 MOST_IMPORTED_ONCE = 103

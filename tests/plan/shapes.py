@@ -6,7 +6,7 @@ from typing import Any
 
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
 from trainworks.config.model import Model
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.plan.shapes.transformer import shape_of_model
 from trainworks.record.calibration import Calibration, GemmRate
 from trainworks.record.model_shape import ModelShape

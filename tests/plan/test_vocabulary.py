@@ -12,7 +12,7 @@ from trainworks.api.plan import plan
 from trainworks.catalog.models import known_model, preset_names
 from trainworks.config.load import parse_run_file
 from trainworks.config.model import Architecture
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.measure.model_config import model_shape
 from trainworks.plan.shapes.presets import Vocabulary, default_vocabulary
 from trainworks.plan.shapes.transformer import shape_of_hf_config

@@ -26,7 +26,7 @@ from trainworks.api.anchor import anchored_workload
 from trainworks.config.finetune import Chat
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.load import parse_run_file
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.worker.data.card import DataFolders
 from trainworks.worker.data.preparation import prepare_for_run
 from trainworks.worker.data.prepare import prepare

@@ -218,7 +218,7 @@ def test_packed_text_is_told_apart_too(prepared, tmp_path, letters):
 
 
 def test_an_epoch_is_every_row_once(prepared, letters):
-    from trainworks.config.workload import Workload
+    from trainworks.config.run_file import Workload
 
     rows = prepared(*[{"messages": HELLO}] * 10, length=63)
     model = {"layers": 1, "hidden": 8, "heads": 1}

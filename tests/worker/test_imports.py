@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.worker.fork_server import rank_modules
 
 

@@ -22,7 +22,7 @@ from tests.lanes import cases
 from tests.worker.harness import TinyRun, events
 from tests.worker.test_own_module import TRIAL
 from trainworks.config.load import parse_run_file
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.host.probe import probe_host
 from trainworks.measure.model_config import has_formula
 from trainworks.plan.run.plan import make_measured_plan, measured_layouts

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.config.finetune import Adapter
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.software import family_of
 from trainworks.config.source import Source
-from trainworks.config.workload import Workload
 from trainworks.errors import MissingExtraError, UsageError
 from trainworks.host.adapter_folder import continued
 from trainworks.host.corpus import anchored_data, anchored_evaluation, check_sources

@@ -189,6 +189,32 @@ _OF_THE_PROGRAM = ("callbacks", "deterministic", "eval", "sample_prompt", "seed"
 """Keys of a workload that change no plan of a step."""
 
 
+def check_keys_of_command(run_file: Any) -> None:
+    """Refuse keys of a `RunFile` that only a command, or only a workload, can have.
+
+    Raises:
+        FieldError: the first of them.
+    """
+    metrics, recover, guard, trains = run_file.metrics, run_file.recover, run_file.guard, run_file.trains
+    if run_file.workload is not None and (metrics != type(metrics)() or trains is not None):
+        key = "metrics" if trains is None else "trains"
+        raise FieldError(f"`{key}` needs `run`: a workload measures itself, and says what it trains")
+    if trains is not None:
+        check_trained(trains.task, trains.train_for.unit, trains)
+    refused = {
+        "`metrics.samples_per_step` needs `trains`": trains is None and bool(metrics.samples_per_step),
+        "`layout` needs `workload`, or `trains` beside `run`": run_file.layout is not None and trains is None,
+        "`software` needs `workload`, or `trains` beside `run`": run_file.software is not None and trains is None,
+        "`recover.hang_timeout` needs `workload`: a command has no heartbeat": recover.hang_timeout != "auto",
+        "`recover.start_timeout` needs `workload`": recover.start_timeout != type(recover)().start_timeout,
+        "`checkpoint.memory_every` needs `workload`": run_file.checkpoint.memory_every is not None,
+        "`profile` needs `workload`: the steps of a command are not known": run_file.profile is not None,
+        "`guard` needs `workload`: the loss of a command is not known": guard != type(guard)(),
+    }
+    if run_file.workload is None and (message := next((each for each, is_set in refused.items() if is_set), None)):
+        raise FieldError(message)
+
+
 def check_trained(task: str, unit: str, trains: Spec) -> None:
     """Refuse what the plan of a command cannot take.
 

@@ -12,11 +12,10 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from trainworks.config.limits import above_limit
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, ignored_keys, is_task, read_task
 from trainworks.config.source import FieldPath, Source, parse_value, read_text
 from trainworks.config.spec import FieldError
-from trainworks.config.workload import Workload
 from trainworks.errors import RunFileError, TrainworksError, UsageError, suggest
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -14,22 +14,156 @@ from trainworks.config.command import (
     JobRole,
     Resources,
     RoleName,
+    check_keys_of_command,
     check_roles,
-    check_trained,
 )
+from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, Ssh, cluster_from_text
 from trainworks.config.environment import RunEnvironment, environment_from_text
+from trainworks.config.finetune import Adapter, Chat, Preference, check_samples
 from trainworks.config.layout import Layout
 from trainworks.config.limits import check_limit, up_to
+from trainworks.config.model import Model
 from trainworks.config.notify import Notifications, notifications_from_list
-from trainworks.config.quantities import StepWindowField
+from trainworks.config.optimizer import Optimizer
+from trainworks.config.quantities import StepWindowField, TrainForField
 from trainworks.config.recovery import Checkpoint, Goal, Guard, Recover
 from trainworks.config.software import TrainingSoftware, software_from_text
-from trainworks.config.spec import FieldError, PathText, RunName, Spec
+from trainworks.config.spec import CallbackClass, FieldError, PathText, RunName, Spec
 from trainworks.config.track import ScriptMetrics, Track, TrackerName, trackers_from_list
-from trainworks.config.workload import Workload
 from trainworks.errors import UsageError
 from trainworks.masking import is_secret
+
+
+class Workload(Spec):
+    """A training run of Trainworks."""
+
+    task: Literal["causal-lm", "masked-lm", "image-classification", "diffusion", "module"]
+    """Objective: next token, masked tokens, classes of images, noise of latents (a plan alone), or your file's."""
+    model: Model
+    adapter: Adapter | None = None
+    """Train low-rank adapters (LoRA) and leave the weights of the checkpoint as they are."""
+    preference: Preference | None = None
+    """Train on preferences (DPO, KTO, a reward model) instead of on the next token; `{}` for the defaults, DPO."""
+    data: Data = Data()
+    """Training data; not used with `task: module`, whose file builds its own dataset."""
+    precision: Literal["fp32", "bf16", "fp16", "tf32", "fp8", "fp4"] = "bf16"
+    """Arithmetic of forward and backward; weights, sums and optimizer stay in fp32. By default bf16, or fp32 on a
+    processor that only emulates bf16. tf32 and fp8 need accelerators with support; fp4 can be planned, not trained."""
+    global_batch: Annotated[int, up_to("global_batch")]
+    """Sequences, pairs, images or samples per optimizer step, over all ranks."""
+    train_for: TrainForField
+    optimizer: Optimizer = Optimizer()
+    eval: Evaluation | None = None
+    """Evaluation on held-out data during training; none by default."""
+    callbacks: tuple[CallbackClass, ...] = ()
+    """Classes of your own, `package.module:Class`, whose methods every rank calls during training; modules are found
+    in the folder that the run was started in, and among installed packages."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile blocks with torch.compile; `auto`: on accelerators, if the plan expects it to save more than it takes."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    deterministic: bool = False
+    """Make two runs on the same ranks bit-identical on a GPU too. Slower; refuses operations without such a version."""
+    sample_prompt: str | None = None
+    """Prompt that the trained model continues at the end of the run."""
+
+    @property
+    def unit(self) -> Literal["tokens", "images", "samples"]:
+        """Unit of the throughput."""
+        return "images" if self.task == "image-classification" else "tokens" if "-lm" in self.task else "samples"
+
+    @property
+    def has_perplexity(self) -> bool:
+        """Whether the loss is a cross-entropy of tokens."""
+        return self.unit == "tokens" and self.preference is None
+
+    @property
+    def is_fine_tuned(self) -> bool:
+        """Whether a checkpoint with an adapter or a reference trains, which replicas and shards alone can do."""
+        return self.adapter is not None or self.preference is not None
+
+    @property
+    def trains_reward(self) -> bool:
+        """Whether the model gives a sequence one number, its reward, in place of logits."""
+        return self.preference is not None and not self.preference.has_reference
+
+    @property
+    def lacks_weights(self) -> bool:
+        """Whether a fine-tuning names no checkpoint to start from: it can be planned, and not run."""
+        return self.is_fine_tuned and self.model.weights != "pretrained"
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """Those that take a gradient: two for a pair of answers."""
+        return 1 if self.preference is None or self.data.chat is None else self.data.chat.conversations
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of a global batch."""
+        return self.global_batch * self.sequences_per_sample * self.data.sequence_length
+
+    @model_validator(mode="after")
+    def _can_be_deterministic(self) -> Workload:
+        if self.deterministic and self.compile is True:
+            raise FieldError(
+                "`compile` measures kernels and takes the fastest, which may differ from run to run; "
+                "`deterministic` needs `compile: false`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_held_out_data(self) -> Workload:
+        if self.eval is not None:
+            self.eval.check_task(self.task, has_pairs=self.preference is not None)
+        return self
+
+    @model_validator(mode="after")
+    def _module_or_data(self) -> Workload:
+        if (self.task == "module") != (self.model.module is not None):
+            raise FieldError("`task: module` needs `model.module`, its Python file, and only it uses one")
+        if self.task == "module" and self.data != Data():
+            raise FieldError(
+                "`task: module` does not use `data`: the module builds its own dataset",
+                hint="remove `data` and read the data in `build_dataset`",
+            )
+        if self.unit != "tokens" and self.train_for.unit == "tokens":
+            raise FieldError(f"`task: {self.task}` has no tokens to count", hint="give `train_for` in steps or epochs")
+        if self.task == "causal-lm" and self.model.architecture == "bert":
+            raise FieldError(
+                "bert is bidirectional: `task: causal-lm` would leak the target",
+                hint="set `task: masked-lm`, or another architecture",
+            )
+        if self.task == "masked-lm" and self.data.pack:
+            raise FieldError("`task: masked-lm` does not support `pack`: it trains on full rows, without padding")
+        if self.task != "causal-lm" and self.data.chat is not None:
+            raise FieldError(f"`data.chat` needs `task: causal-lm`, not {self.task}")
+        if (self.task != "causal-lm" or self.trains_reward) and self.sample_prompt is not None:
+            what = "a reward model" if self.trains_reward else self.task
+            raise FieldError(f"`sample_prompt` needs `task: causal-lm`; {what} does not generate text")
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_fine_tuned(self) -> Workload:
+        check_samples(self.preference, self.data.chat or Chat())
+        if self.is_fine_tuned and (self.task != "causal-lm" or (self.lacks_weights and self.model.hf is not None)):
+            key = "preference" if self.adapter is None else "adapter"
+            raise FieldError(f"`{key}` needs `task: causal-lm` and a checkpoint", hint="set `weights: pretrained`")
+        if self.adapter is not None:
+            has_reference = self.preference is not None and self.preference.has_reference
+            self.adapter.check(self.precision, lacks_weights=self.lacks_weights, has_reference=has_reference)
+        if self.preference is not None and self.precision == "fp8":
+            raise FieldError("`preference` does not support `precision: fp8`", hint="set `precision: bf16`")
+        return self
+
+    @model_validator(mode="after")
+    def _size_of_a_sample(self) -> Workload:
+        if self.task in ("module", "diffusion"):
+            return self
+        if self.task == "image-classification" and set(self.data.sizes) != {"image_size"}:
+            raise FieldError("`task: image-classification` needs `data.image_size`, and no other size")
+        if self.unit == "tokens" and (self.data.sequence_length < 2 or self.data.sizes):
+            raise FieldError("a text task needs `data.sequence_length` of at least 2, and no `image_size` or `frames`")
+        return self
 
 
 class Cluster(Spec):
@@ -197,7 +331,7 @@ class RunFile(Spec):
         if [self.workload is None, self.run is None, not self.roles].count(False) != 1:
             hint = "a task without `run` only sets up nodes; add the command" if self.setup or self.resources else None
             raise FieldError("give exactly one of `workload` (a model), `run` (a command) and `roles`", hint=hint)
-        self._check_workload_keys()
+        check_keys_of_command(self)
         self._check_roles()
         if self.cluster.slurm.folder is not None and self.cluster.engine == "slurm" and self.workload:
             hint = "submit on the login node, or to a cluster that sees the run directory"
@@ -216,25 +350,6 @@ class RunFile(Spec):
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
             raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")
         return self
-
-    def _check_workload_keys(self) -> None:
-        if self.workload is not None and (self.metrics != ScriptMetrics() or self.trains is not None):
-            key = "metrics" if self.trains is None else "trains"
-            raise FieldError(f"`{key}` needs `run`: a workload measures itself, and says what it trains")
-        if self.trains is not None:
-            check_trained(self.trains.task, self.trains.train_for.unit, self.trains)
-        refused = {
-            "`metrics.samples_per_step` needs `trains`": self.trains is None and bool(self.metrics.samples_per_step),
-            "`layout` needs `workload`, or `trains` beside `run`": self.layout is not None and self.trains is None,
-            "`software` needs `workload`, or `trains` beside `run`": self.software is not None and self.trains is None,
-            "`recover.hang_timeout` needs `workload`: a command has no heartbeat": self.recover.hang_timeout != "auto",
-            "`recover.start_timeout` needs `workload`": self.recover.start_timeout != Recover().start_timeout,
-            "`checkpoint.memory_every` needs `workload`": self.checkpoint.memory_every is not None,
-            "`profile` needs `workload`: the steps of a command are not known": self.profile is not None,
-            "`guard` needs `workload`: the loss of a command is not known": self.guard != Guard(),
-        }
-        if self.workload is None and (message := next((each for each, is_set in refused.items() if is_set), None)):
-            raise FieldError(message)
 
     def _check_roles(self) -> None:
         beside = [key for key in ("setup", "framework", "num_nodes", "resources", "trains") if getattr(self, key)]

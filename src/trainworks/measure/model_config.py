@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from trainworks import __version__
 from trainworks.catalog.models import find_preset
 from trainworks.config.layout import Layout, ModelSupport
+from trainworks.config.run_file import Workload
 from trainworks.config.spec import Spec
-from trainworks.config.workload import Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.host.folders import cache_folder

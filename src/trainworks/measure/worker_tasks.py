@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypedDict
 
 from trainworks.config.data import Data, Evaluation, Reencoding
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.host import process
 from trainworks.host.corpus import check_sources

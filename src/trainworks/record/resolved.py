@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.spec import Spec
-from trainworks.config.workload import Workload
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
 from trainworks.record.memory import MemoryTerms

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trainworks.config.layout import ResolvedLayout
+from trainworks.config.run_file import Workload
 from trainworks.config.spec import Spec
-from trainworks.config.workload import Workload
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
 from trainworks.record.step_time import StepTimeGroups

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.plan.cost.energy import run_energy
 from trainworks.plan.cost.expected import ExpectedCost
 from trainworks.plan.run.adapters import adapter_parameters

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.masking import masked
 from trainworks.record.metrics import EvaluationResult, named_figures
 from trainworks.record.resolved import ResolvedRun

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainworks.config.data import Evaluation
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
 from trainworks.record.evaluations import EvaluatedStep, read_evaluations
 from trainworks.record.metrics import EvaluationResult

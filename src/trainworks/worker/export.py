@@ -26,7 +26,7 @@ from transformers import (
 )
 from transformers.models.auto import modeling_auto
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.folders import cache_folder

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from trainworks.config.finetune import Adapter
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.files import free_bytes, fsync_folder, naming_full_disk, take_lock, write_atomic
 from trainworks.units import format_bytes

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import fsync_folder, naming_full_disk
 from trainworks.host.folders import cache_folder

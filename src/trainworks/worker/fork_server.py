@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 
 
 def start_fork_server(modules: Sequence[str]) -> None:

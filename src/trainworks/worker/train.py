@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import PortInUseError
 from trainworks.host.network import LOOPBACK, listen
 from trainworks.host.process import die_with

@@ -9,7 +9,7 @@ import pytest
 from trainworks.catalog.models import preset
 from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, resolve_layout
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.plan.degrees import layouts_of
 from trainworks.plan.layouts import Layouts

@@ -8,7 +8,7 @@ import pytest
 
 from trainworks.config.layout import Layout, resolve_layout
 from trainworks.config.model import Model
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model

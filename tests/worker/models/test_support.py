@@ -13,7 +13,7 @@ from tests.plan.shapes import shape, workload
 from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, ModelSupport, resolve_layout
 from trainworks.config.model import Model
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError, UsageError
 from trainworks.measure.model_config import check_groups, model_shape, model_support
 from trainworks.plan.run.trainable import check_trainable

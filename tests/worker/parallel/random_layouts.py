@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from trainworks.config.layout import Layout, ResolvedLayout, resolve_layout
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import TrainworksError
 from trainworks.plan.run.trainable import check_trainable
 from trainworks.plan.shapes.transformer import shape_of_hf_config

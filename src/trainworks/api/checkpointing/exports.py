@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NotRequired, TypedDict
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.files import write_atomic
 from trainworks.masking import masked

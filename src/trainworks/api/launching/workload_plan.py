@@ -12,8 +12,7 @@ from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.facts import Accelerator
 from trainworks.catalog.prices import known_accelerator
 from trainworks.config.layout import ANY_LAYOUT, Layout, ModelSupport, ResolvedLayout
-from trainworks.config.run_file import RunFile
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import DiskFullError, EnvironmentProblem, LayoutError, MissingExtraError, UsageError
 from trainworks.files import free_bytes
 from trainworks.host.folders import FINISHED_RUNS, cache_folder, data_folder

@@ -19,9 +19,8 @@ from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, check_layout
 from trainworks.config.quantities import TrainFor
 from trainworks.config.recovery import Goal
-from trainworks.config.run_file import RunFile
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.source import Source
-from trainworks.config.workload import Workload
 from trainworks.errors import EnvironmentProblem, LayoutError, TrainworksError, UsageError
 from trainworks.host.folders import data_folder
 from trainworks.jobs.described_nodes import described_part

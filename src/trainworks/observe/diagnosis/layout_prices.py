@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout, divisors
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.plan.run.pricing import LayoutPrediction, Pricing
 from trainworks.plan.run.remedies import as_written, changed_layout
 from trainworks.record.model_shape import ModelShape

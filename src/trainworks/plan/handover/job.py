@@ -10,8 +10,7 @@ from trainworks.config.data import Evaluation
 from trainworks.config.layout import ResolvedLayout
 from trainworks.config.optimizer import Optimizer
 from trainworks.config.recovery import Checkpoint
-from trainworks.config.run_file import Cluster, RunFile
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Cluster, RunFile, Workload
 from trainworks.errors import UsageError
 from trainworks.plan.cluster.plan import ClusterPlan
 from trainworks.plan.shapes.conv_net import ConvNetShape

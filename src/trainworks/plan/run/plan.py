@@ -15,8 +15,7 @@ import numpy as np
 
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.layout import ANY_LAYOUT, Layout, ModelSupport, ResolvedLayout, divisors, resolve_layout
-from trainworks.config.run_file import RunFile
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import RunFile, Workload
 from trainworks.errors import LayoutError, UsageError
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.degrees import layouts_of

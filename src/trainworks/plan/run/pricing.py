@@ -18,8 +18,8 @@ from trainworks.catalog.cluster import ClusterDescription
 from trainworks.catalog.facts import Accelerator
 from trainworks.config.finetune import Adapter
 from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
+from trainworks.config.run_file import Workload
 from trainworks.config.software import AttentionTask
-from trainworks.config.workload import Workload
 from trainworks.plan.activations import element_bytes
 from trainworks.plan.coefficients import COEFFICIENTS, Coefficients
 from trainworks.plan.degrees import layouts_of

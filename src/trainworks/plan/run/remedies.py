@@ -19,7 +19,7 @@ from trainworks.config.layout import (
     divisors,
     resolve_layout,
 )
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import TrainworksError
 from trainworks.plan.run.pricing import Pricing
 from trainworks.plan.run.trainable import check_trainable

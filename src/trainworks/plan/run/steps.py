@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
 from trainworks.record.resolved import PlannedEvaluation
 from trainworks.record.step_time import StepTimeGroups, StepTimeTerms

@@ -22,8 +22,8 @@ from trainworks.config.layout import (
     next_multiple,
     one_of,
 )
+from trainworks.config.run_file import Workload
 from trainworks.config.source import Source
-from trainworks.config.workload import Workload
 from trainworks.errors import LayoutError, MissingExtraError, UsageError
 from trainworks.plan.degrees import layouts_of
 from trainworks.plan.layouts import Compression, Layouts, Recompute

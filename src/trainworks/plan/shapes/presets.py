@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from trainworks.catalog.models import known_model, preset, preset_names
 from trainworks.config.data import TRAINED_VOCABULARY
 from trainworks.config.model import Architecture, Model
+from trainworks.config.run_file import Workload
 from trainworks.config.source import Source
-from trainworks.config.workload import Workload
 from trainworks.errors import UsageError
 from trainworks.plan.shapes.conv_net import ConvNetShape, conv_net_of_hf_config
 from trainworks.plan.shapes.transformer import shape_of_hf_config, shape_of_model

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainworks.catalog.catalog import accelerator
 from trainworks.catalog.prices import known_accelerator
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.plan.reliability.defaults import usual_node_mttf
 from trainworks.record.environment import HostFacts
 from trainworks.record.events import training

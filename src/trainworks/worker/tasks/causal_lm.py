@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import UsageError
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.data.tokenization import Tokenization, end_of_text

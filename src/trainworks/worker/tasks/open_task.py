@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from trainworks.config.data import Evaluation, is_set_name
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import LayoutError, UsageError, suggest
 from trainworks.record.model_shape import ModelShape
 from trainworks.worker.data.card import first_card

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.worker.data.tokenization import Tokenization
 from trainworks.worker.loss import IGNORED, ChunkedCrossEntropy
 from trainworks.worker.models.adapters import detach_adapters

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageClassification, AutoModelForMaskedLM, PretrainedConfig
 from transformers import logging as transformers_logging
 
-from trainworks.config.workload import Workload
+from trainworks.config.run_file import Workload
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.worker.data.card import first_card
 from trainworks.worker.data.opening import open_dataset
