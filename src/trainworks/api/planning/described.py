@@ -222,8 +222,10 @@ def workload_of(run_file: RunFile) -> Workload:
     """The workload that a plan is for.
 
     Raises:
-        UsageError: the run file has a command, and does not name what it trains.
+        UsageError: the run file has a command, and does not name what it trains, or it has roles.
     """
+    if run_file.roles:
+        raise UsageError("a job with `roles` has no plan", hint="plan the role that trains alone, with `trains`")
     if run_file.workload is None:
         hint = "name its model beside `run`: `trains: {task: causal-lm, model: ..., global_batch: ..., train_for: ...}`"
         raise UsageError("nothing says what this command trains, as a plan needs it", hint=hint)
