@@ -119,7 +119,7 @@ def job(nodes: int, ranks: int) -> dict[str, float]:
     """Figures of one command on so many nodes of this machine."""
     with tempfile.TemporaryDirectory(prefix="many-nodes-") as folder:
         Path(folder, "stub.sh").write_text(PROGRAM)
-        text = f"name: wide\nrun: bash stub.sh\nnum_nodes: {nodes}\nresources: {{cpus: 0.01}}\n"
+        text = f"name: wide\nrun: bash stub.sh\nnum_nodes: {nodes}\nresources: {{cpus: 0.001}}\n"
         Path(folder, "run.yaml").write_text(text + f"cluster: {{engine: local, processes_per_node: {ranks}}}\n")
         environment = os.environ | {"TRAINWORKS_DATA": f"{folder}/data"}
         program = [str(Path(sys.executable).with_name("trainworks"))]
