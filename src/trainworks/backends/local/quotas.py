@@ -231,9 +231,9 @@ def machine_ledger() -> MachineLedger:
         policy = queue_policy()
     if policy is not None and policy.ledger is not None:
         if not policy.ledger.is_dir():
-            message, place = f"the folder of this machine's ledger `{policy.ledger}` is missing", str(POLICY_FILE)
+            message = f"the folder of this machine's ledger `{policy.ledger}` is missing"
             hint = f"as root: install --directory --mode 1777 {policy.ledger}"
-            raise EnvironmentProblem(message, place=place, hint=hint)
+            raise EnvironmentProblem(message, hint=hint)
         return ledger_in(policy.ledger)
     own = os.environ.get("TRAINWORKS_LEDGER")
     return ledger_in(Path(own) if own and not POLICY_FILE.exists() else None)

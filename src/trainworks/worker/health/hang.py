@@ -17,13 +17,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Protocol
 
 from pydantic import TypeAdapter
 
 from trainworks.host import memory, process
 from trainworks.units import format_duration
 from trainworks.worker.health.heartbeat import Beat, HeartbeatBoard, Phase
+from trainworks.worker.health.meeting import StoreExchange
 
 FLOOR_S = 10.0
 STEPS = 20
@@ -268,25 +268,6 @@ class Watched:
             self.step_at = beat.step, now
 
 
-class Exchange(Protocol):
-    """Between the nodes of a job; see `StoreExchange`."""
-
-    def is_asked(self, *, is_urgent: bool) -> bool:
-        """Whether a rank of any node is overdue; `is_urgent` says that one of this node is."""
-
-    def gather(self, own: str) -> list[str]:
-        """Hand over this node's text; those of all nodes for the one that judges."""
-
-    def tell(self, node: int, verdict: str) -> None:
-        """Tell a node the verdict."""
-
-    def told(self) -> str | None:
-        """The verdict about this node."""
-
-    def rest(self) -> None:
-        """No rank is overdue any more."""
-
-
 @dataclass(eq=False)
 class HangMonitor:
     """Looks at the ranks of one node, and at what the other nodes say of theirs.
@@ -297,7 +278,7 @@ class HangMonitor:
     board: HeartbeatBoard
     limits: HangLimits
     world_size: int
-    exchange: Exchange | None
+    exchange: StoreExchange | None
     """With the other nodes; None where there are none."""
     now: Callable[[], float]
     _ranks: list[Watched] = field(default_factory=list, init=False)
@@ -332,7 +313,7 @@ class HangMonitor:
             return find_hang(own) if len(own) == self.world_size else None
         return self._judge(self.exchange, own)
 
-    def _judge(self, exchange: Exchange, own: Sequence[RankObservation]) -> Hang | None:
+    def _judge(self, exchange: StoreExchange, own: Sequence[RankObservation]) -> Hang | None:
         """The verdict of the node that judges, if it is about a rank of this node."""
         nodes = [
             _OBSERVATIONS.validate_json(text) for text in exchange.gather(_OBSERVATIONS.dump_json([*own]).decode())
