@@ -259,7 +259,7 @@ def main(run_folder: str, node: str, parent: str, ports: str, attempt: str, addr
     run_dir = RunDir(Path(run_folder))
     resolved, every = run_dir.read_resolved(), addresses.split(",")
     group = resolved.processes.group_of(int(node))
-    nodes = tuple(every[each] for each in group.nodes)
+    nodes = tuple(every[group.nodes.start : group.nodes.stop])  # of a script that is Slurm's job, the first alone
     rendezvous = Rendezvous(
         address=nodes[0],
         nodes=nodes,
