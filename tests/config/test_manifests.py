@@ -42,6 +42,11 @@ def groups(*pods: Any, **last: Any) -> str:
     return jobset(spec={"replicatedJobs": [*named[:-1], named[-1] | last], **policy})
 
 
+def job(pod: Any = POD, pods: int = 4, **spec: Any) -> str:
+    body = {"parallelism": pods, "completions": pods, "template": {"spec": pod}} | spec
+    return yaml.safe_dump({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "demo"}, "spec": body})
+
+
 def pytorchjob(master: Any = None, worker: Any = None, workers: int = 3, **spec: Any) -> str:
     replicas = {
         "Master": {"replicas": 1, "template": {"spec": master or POD}},
@@ -111,11 +116,16 @@ def test_a_wrong_value_of_a_role_is_named_where_it_is_in_the_manifest() -> None:
     assert "spec.replicatedJobs.1.template.spec.template.spec.containers.0.image" in problem
 
 
-@pytest.mark.parametrize("text", [jobset(pods=4), pytorchjob(), trainjob()])
+@pytest.mark.parametrize("text", [job(), jobset(pods=4), pytorchjob(), trainjob()])
 def test_every_kind_is_one_command_per_node(text: str) -> None:
     run_file, _ = read(text)
     assert (run_file.run, run_file.nodes, run_file.starts) == ("torchrun train.py", 4, "per_node")
     assert (run_file.cluster.engine, run_file.cluster.kubernetes.image) == ("kubernetes", "registry/train:1")
+
+
+def test_a_plain_job_beside_the_one_that_trains_is_not_created() -> None:
+    run_file, unused = read(job(pods=1) + "---\n" + trainjob())
+    assert (run_file.nodes, unused) == (4, ["job.yaml:2  kind: `Job` is not created: use `kubectl apply`"])
 
 
 def test_a_run_file_is_no_manifest() -> None:
@@ -227,6 +237,9 @@ def test_addresses_of_the_manifests_own_pods_are_left_to_trainworks() -> None:
         (jobset(job={"activeDeadlineSeconds": 60}), "job", {"time_limit": 60.0}),
         (jobset(spec={"suspend": True}), "job", {"hold": True}),
         (jobset(POD | {"terminationGracePeriodSeconds": 300}), "job", {"grace": 300.0}),
+        (job(), "recover", {"max_restarts": 6}),
+        (job(backoffLimit=0), "recover", {"max_restarts": 0}),
+        (job(suspend=True, pods=1), "job", {"hold": True}),
         (pytorchjob(runPolicy={"backoffLimit": 2}), "recover", {"max_restarts": 2}),
         (pytorchjob(nprocPerNode="8"), "envs", {"PET_NPROC_PER_NODE": "8"}),
         (trainjob({"numProcPerNode": 2}), "envs", {"PET_NPROC_PER_NODE": "2"}),
@@ -303,6 +316,10 @@ def test_a_second_container_becomes_a_sidecar() -> None:
         (jobset(container(resources={"limits": {"nvidia.com/gpu": "eight"}})), "`eight` is not a quantity"),
         (jobset(POD | {"volumes": [{"name": "runs", "emptyDir": {}}]}), "Trainworks has a volume `runs` itself"),
         (jobset(job={"completions": 8}), "8 completions of 2 pods at a time are a queue of tasks"),
+        (job(completions=8), "8 completions of 4 pods at a time are a queue of tasks"),
+        (job(completions=None), "4 pods without `completions` share a queue of tasks"),
+        (job(container(command=["a", "--to=demo-0.demo"])), "is the name of a pod"),
+        (job() + "---\n" + job(), "the file has 2 jobs"),
         (jobset(spec={"replicatedJobs": []}), "`replicatedJobs` has no group of pods"),
         (groups(POD, container(image="b") | {"serviceAccountName": "b"}), "`cluster.kubernetes.service_account` of"),
         (groups(container(args=["$JOB_COMPLETION_INDEX"]), container(args=["$JOB_COMPLETION_INDEX"])), "pods number"),
@@ -365,7 +382,9 @@ def test_a_manifest_with_one_wrong_value_is_read_or_refused(data: st.DataObject)
         volumeMounts=[{"name": "d", "mountPath": "/dev/shm"}],
     ) | {"volumes": [{"name": "d", "emptyDir": {"medium": "Memory"}}], "tolerations": [{"key": "a"}], "affinity": {}}
     text = data.draw(
-        st.sampled_from([jobset(full, spec={"failurePolicy": {"rules": [{}]}}), pytorchjob(full), trainjob()])
+        st.sampled_from(
+            [job(full), jobset(full, spec={"failurePolicy": {"rules": [{}]}}), pytorchjob(full), trainjob()]
+        )
     )
     document = yaml.safe_load(text)
     *path, last = data.draw(st.sampled_from([place for place in _places(document["spec"]) if place]))

@@ -24,7 +24,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainworks.config.load import NO_SETTINGS, Settings, name_from, parse_run_file, problems_of, with_settings
-from trainworks.config.manifests.kinds import read_jobset, read_pytorchjob, read_trainjob
+from trainworks.config.manifests.kinds import read_job, read_jobset, read_pytorchjob, read_trainjob
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
 from trainworks.config.manifests.pod import OWN_LABELS
 from trainworks.config.manifests.reading import Handler, ManifestReading, ManifestSource, at
@@ -102,6 +102,7 @@ def _check_order(source: Source, header: Mapping[str, object], tasks: int) -> No
 
 KINDS = {
     "JobSet": "jobset.x-k8s.io/v1alpha2",
+    "Job": "batch/v1",
     "TrainJob": "trainer.kubeflow.org/v1alpha1",
     "PyTorchJob": "kubeflow.org/v1",
 }
@@ -123,6 +124,8 @@ def parse_manifest(text: str, *, name: str, settings: Settings = NO_SETTINGS) ->
     documents = [(source, source.parse()) for source in (ManifestSource(name, part) for part in split_documents(text))]
     objects = [(source, value) for source, value in documents if value is not None]
     jobs = [(source, value) for source, value in objects if at(value, "kind") in KINDS]
+    # a Job beside the one that trains prepares something
+    jobs = [(source, value) for source, value in jobs if value["kind"] != "Job"] or jobs
     if len(jobs) != 1:
         raise RunFileError([_not_one_job(jobs, objects, name)])
     source, manifest = jobs[0]
@@ -193,6 +196,7 @@ def _annotations(reading: ManifestReading, value: Any, key: FieldPath) -> None:
 
 
 _READERS: Mapping[str, Callable[[ManifestReading, Any, FieldPath, OwnJob], None]] = {
+    "Job": read_job,
     "JobSet": read_jobset,
     "PyTorchJob": read_pytorchjob,
     "TrainJob": read_trainjob,

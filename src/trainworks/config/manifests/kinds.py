@@ -1,4 +1,4 @@
-"""A JobSet, a TrainJob or a PyTorchJob as a run file, each of whose nodes is a pod.
+"""A Job, a JobSet, a TrainJob or a PyTorchJob as a run file, each of whose nodes is a pod.
 
 All pods are alike, except those of a JobSet whose groups are roles.
 Trainworks does not read the runtime of a TrainJob, so the image and the command must be in the job.
@@ -27,6 +27,8 @@ _MAIN = ("node", "trainer", "pytorch")
 """Names of the container that trains."""
 _TOGETHER = "the nodes of a job start, restart and end together"
 _INDEX = "JOB_COMPLETION_INDEX|job-completion-index|job-index|job-global-index"
+_RETRIES = 6
+"""`backoffLimit` of a Job that has none; Kubernetes' default."""
 _ATTEMPT = "a failed pod ends the attempt; `recover.max_restarts` says how many there are"
 
 
@@ -117,12 +119,34 @@ def _read_group(reading: ManifestReading, group: dict[str, Any], key: FieldPath,
     reading.each(group, key, handlers)
     replicas, pods = group.get("replicas", 1), at(job, "parallelism")
     pods = 1 if pods is None else pods
-    _read_job(reading, job, place, pods)
+    reading.each(job, place, _of_job(reading, job, pods))
     return replicas * pods if isinstance(replicas, int) and isinstance(pods, int) else pods
 
 
-def _read_job(reading: ManifestReading, job: Any, key: FieldPath, pods: Any) -> None:
-    handlers: dict[str, Handler] = {
+def read_job(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob) -> None:
+    """Read the `spec` of a Job of Kubernetes itself: all its pods, each of which ends well once, are the nodes."""
+    pods = 1 if at(spec, "parallelism") is None else at(spec, "parallelism")
+    own_rules: dict[str, Handler] = {
+        "backoffLimit": None,
+        "suspend": partial(hold, reading),
+        "ttlSecondsAfterFinished": partial(keep, reading),
+        "managedBy": "JobSet's controller runs the job",
+    }
+    reading.each(spec, key, _of_job(reading, spec, pods) | own_rules)
+    if pods != 1 and at(spec, "completions") is None:
+        message = f"{pods} pods without `completions` share a queue of tasks"
+        reading.refuse((*key, "parallelism"), message, f"set `completions: {pods}` for a job of {pods} nodes")
+    reading.put(("num_nodes",), pods, (*key, "parallelism"))
+    limit = at(spec, "backoffLimit")
+    reading.put(("recover", "max_restarts"), _RETRIES if limit is None else limit, (*key, "backoffLimit"))
+    if pods != 1:
+        reading.note((*key, "backoffLimit"), "on a pod alone; all nodes start again, `recover.max_restarts` times")
+    hosts = rf"\b{re.escape(reading.data['name'])}-\d+\.[\w.$()-]+"
+    read_template(reading, at(spec, "template"), (*key, "template"), PodPlace(main=_MAIN, own=own, hosts=hosts))
+
+
+def _of_job(reading: ManifestReading, job: Any, pods: Any) -> dict[str, Handler]:
+    return {
         "parallelism": None,
         "completions": partial(_completions, reading, pods),
         "completionMode": None if at(job, "completionMode") == "Indexed" else "the pods of a job are numbered",
@@ -138,7 +162,6 @@ def _read_job(reading: ManifestReading, job: Any, key: FieldPath, pods: Any) -> 
         "selector": "Kubernetes selects the pods",
         "managedBy": "JobSet's own controller runs the job",
     }
-    reading.each(job, key, handlers)
 
 
 def _completions(reading: ManifestReading, pods: Any, value: Any, key: FieldPath) -> None:
