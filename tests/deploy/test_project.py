@@ -210,6 +210,7 @@ def on_this_machine(text: str, folder: Path) -> str:
         "/var/log/slurm": str(folder),
         "/dev/nvidia": "/dev/tty",
         "/etc/slurm/": f"{folder}/",
+        "SuspendExcStates=DRAIN\n": "",  # of Slurm 23.02
         "PreemptType=preempt/qos\nPreemptMode=REQUEUE\n": "",  # a QOS is in the database
     }
     for old, new in replaced.items():

@@ -53,6 +53,15 @@ class FakeNodes:
         return {host: Answer(int(host in self.sick), "gpu lost\n" * (host in self.sick)) for host in hosts}
 
 
+@dataclass
+class StoppingNodes(FakeNodes):
+    """One of them has been idle for so long that Slurm stops it while the first batch is previewed."""
+
+    def apply(self, hosts: Collection[str], *, dry_run: bool) -> PlaybookRun:
+        self.states = self.states.replace("gpu02|idle|", "gpu02|drained~|") if dry_run else ALL_IDLE
+        return super().apply(hosts, dry_run=dry_run)
+
+
 def rolled(nodes: FakeNodes, size: int = 2) -> tuple[PlaybookRun, list[BatchStep]]:
     """What an apply in batches returns, and its steps."""
     steps: list[BatchStep] = []
@@ -89,6 +98,15 @@ def test_nodes_that_save_power_are_woken_before_anything_is_asked_of_them() -> N
     done, steps = rolled(asleep)
     assert done.failed and "gpu02: Slurm has not started them after 60 s" in done.stopped
     assert not asleep.asked
+
+
+def test_nodes_that_stop_while_an_apply_looks_at_them_are_woken_after_they_are_drained() -> None:
+    nodes = StoppingNodes(drifted=frozenset({"gpu01"}))
+    done, steps = rolled(nodes)
+    assert not done.failed
+    seen = [(step.hosts, step.step) for step in steps]
+    first = ("gpu01", "gpu02")
+    assert seen[:3] == [(first, "drained"), (("gpu02",), "woken"), (first, "applied")]
 
 
 def test_a_batch_is_drained_applied_checked_and_resumed_before_the_next_one() -> None:

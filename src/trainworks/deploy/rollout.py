@@ -107,7 +107,7 @@ class Rollout:
 
     def _batch(self, batch: Batch) -> PlaybookRun:
         known = self.states(batch.hosts) if batch.computes else {}
-        if problem := self.wake([name for name, (state, _) in known.items() if state.endswith(tuple(ASLEEP))]):
+        if problem := self.wake(known):
             return PlaybookRun((), (), problem)
         if any(name in known for name in batch.hosts):
             preview = self.nodes.apply(batch.hosts, dry_run=True)
@@ -115,7 +115,8 @@ class Rollout:
                 self._say(batch.hosts, "unchanged")
                 return preview
         ours = [name for name in batch.hosts if name in known and is_ours(*known[name])]
-        if problem := self.drain(ours):
+        # meanwhile Slurm may have stopped idle ones to save power
+        if problem := self.drain(ours) or self.wake(self.states(ours) if ours else {}):
             return PlaybookRun((), (), problem)
         done = self.nodes.apply(batch.hosts, dry_run=False)
         if done.failed:
@@ -133,11 +134,12 @@ class Rollout:
         rows = [line.split("|", 2) for line in lines]
         return {name: (state, reason) for name, state, reason in rows if name in names and not state.endswith("*")}
 
-    def wake(self, names: Sequence[str]) -> str:
-        """Start nodes that Slurm has stopped to save power, and wait until they answer; what is wrong, if they do not.
+    def wake(self, states: Mapping[str, tuple[str, str]]) -> str:
+        """Start the nodes that Slurm has stopped to save power, and wait until they answer; what is wrong, if not.
 
         One that is still on its way down starts after that. A node that misses its time to start is down for Slurm.
         """
+        names = [name for name, (state, _) in states.items() if state.endswith(tuple(ASLEEP))]
         if not names:
             return ""
         start = f"scontrol update NodeName={','.join(names)} State=POWER_UP > /dev/null 2>&1"
