@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
 MOST_FILES = 789
-MOST_LINES = 132_100
+MOST_LINES = 132_200
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
 MOST_IMPORTED_ONCE = 103

@@ -321,6 +321,11 @@ def test_what_does_not_exist_is_named() -> None:
         run("describe", "nope-1")
     with pytest.raises(UsageError, match="no node `nope`"):
         run("drain", "nope", "--reason", "x")
+    node = json.loads(run("nodes", "--json"))[0]["name"]
+    with pytest.raises(UsageError, match=f"`{node}` has no accelerator `0`"):
+        run("drain", f"{node}:0", "--reason", "x")
+    with pytest.raises(UsageError, match="slurm takes no accelerator out of service alone"):
+        run("drain", "gpu1:0", "--reason", "x", "--cluster", "slurm")
     with pytest.raises(UsageError, match="no state `NOPE`"):
         run("ps", "--state", "NOPE")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trainworks.backends.backend import Backend, NodeStatus
 from trainworks.backends.registry import backend_for, clusters_here, local_backend
+from trainworks.errors import UsageError
 
 __all__ = ["NodeStatus", "backend_on", "clusters_here", "drain", "nodes", "undrain"]
 
@@ -33,10 +34,22 @@ def nodes(cluster: str | None = None) -> list[NodeStatus]:
 
 
 def drain(node: str, reason: str, *, cluster: str | None = None) -> None:
-    """Start no more jobs on a node; running jobs continue."""
-    backend_on(cluster).drain(node, reason)
+    """Start no more jobs on a node, or with one accelerator of it, `NODE:2`; running jobs continue.
+
+    Raises:
+        UsageError: no such node or accelerator, or its cluster cannot take one accelerator out of service.
+    """
+    _backend_of(node, cluster).drain(node, reason)
 
 
 def undrain(node: str, *, cluster: str | None = None) -> None:
-    """Let jobs start on a node again."""
-    backend_on(cluster).undrain(node)
+    """Let jobs start on a node, or with one accelerator of it, again."""
+    _backend_of(node, cluster).undrain(node)
+
+
+def _backend_of(node: str, cluster: str | None) -> Backend:
+    backend, (name, separator, _) = backend_on(cluster), node.partition(":")
+    if separator and "drain.accelerator" in backend.unsupported:
+        message = f"{backend.name} takes no accelerator out of service alone"
+        raise UsageError(message, hint=f"drain the node: trainworks drain {name}")
+    return backend

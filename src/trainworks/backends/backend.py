@@ -31,6 +31,7 @@ Capability = Literal[
     "min_nodes",
     "roles",
     "drain",
+    "drain.accelerator",
     "time_limit",
     "memory",
     "health",
@@ -85,10 +86,11 @@ class NodeStatus:
     state: NodeState
     raw: str = ""
     reason: str | None = None
-    """Why it is drained or down."""
+    """Why it is drained or down, or which of its accelerators are out of service, and why."""
     cores: float = 0.0
     cores_taken: float = 0.0
     accelerators: int = 0
+    """Those in service."""
     accelerators_taken: int = 0
     accelerator: str | None = None
     memory_bytes: int = 0
@@ -318,7 +320,10 @@ class Backend(abc.ABC):
         raise UsageError(f"{self.name} does not list the jobs of other users")
 
     def drain(self, node: str, reason: str) -> None:
-        """Give the node no more jobs; running ones continue."""
+        """Give the node no more jobs; running ones continue.
+
+        With `drain.accelerator`, `NODE:2` is its accelerator of this index alone.
+        """
         self._refuse("drain")
 
     def undrain(self, node: str) -> None:

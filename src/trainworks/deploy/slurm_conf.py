@@ -10,7 +10,6 @@ import math
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
-from trainworks.catalog.software import version_key
 from trainworks.config.autoscale import Autoscale, CloudNode, SlurmAutoscale
 from trainworks.config.slurm.sbatch_amounts import parse_slurm_time
 from trainworks.config.stack import Stack
@@ -26,8 +25,6 @@ from trainworks.deploy.slurm_power import power_lines, resume_program, suspend_p
 from trainworks.deploy.templating import render
 
 _FOLDER = "/etc/slurm"
-_SUSPEND_EXC_STATES = (23, 2)
-"""First release of Slurm that can leave drained nodes on."""
 _SCRATCH_FREE_GB = 50
 _GPU_WEIGHT = 100
 """`Weight` of nodes with GPUs beside others."""
@@ -92,7 +89,7 @@ def _slurm_conf(stack: Stack) -> str:
         has_imex=racks.has_imex(stack),
         topology="" if racks.has_topologies(stack) else "block" if racks.has_blocks(stack) else "tree",
         backfill=_backfill(stack),
-        power_lines=_power_lines(stack) if stack.scheduler.power else [],
+        power_lines=power_lines(_autoscale(stack), stack.scheduler.release) if stack.scheduler.power else [],
         nodes=[(group, hardware_of(group)) for group in stack.groups("compute")],
         weights=_weights(stack),
         partitions=[_partition(stack, each) for each in stack.scheduler.partitions],
@@ -159,13 +156,6 @@ def _backfill(stack: Stack) -> str | None:
     if minutes <= _USUAL_WINDOW:
         return None
     return f"bf_window={minutes},bf_resolution={math.ceil(_USUAL_RESOLUTION_S * minutes / _USUAL_WINDOW)}"
-
-
-def _power_lines(stack: Stack) -> list[str]:
-    """Lines for nodes that stop while they are idle, and not while an apply or an operator has drained them."""
-    lines = power_lines(_autoscale(stack))
-    is_known = version_key(stack.scheduler.release) >= _SUSPEND_EXC_STATES
-    return [*lines, "SuspendExcStates=DRAIN"] if is_known else lines
 
 
 def _autoscale(stack: Stack) -> Autoscale:

@@ -3,7 +3,7 @@
 slurmctld starts a program with a list of nodes and ignores its exit code. Each program therefore reports per node: a
 node that its command could not start or stop becomes DOWN with the reason, and Slurm requeues its job.
 
-Source: slurm.conf(5) and the power saving guide of Slurm 22.05.
+Sources: slurm.conf(5) and the power saving guide of Slurm 22.05; `SuspendExcStates` in slurm.conf(5) of 23.02.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from trainworks.catalog.software import version_key
 from trainworks.config.autoscale import Autoscale
 from trainworks.deploy.hardware import gres_devices, gres_of
 from trainworks.deploy.templating import render
@@ -18,6 +19,8 @@ from trainworks.errors import UsageError
 
 _START_S, _STOP_S, _DOWN_AFTER_S = 600.0, 120.0, 600.0
 """Defaults for clouds, which take minutes; Slurm's 60 s and 30 s suit machines that only sleep."""
+_SUSPEND_EXC_STATES = (23, 2)
+"""First release of Slurm that can leave drained nodes on."""
 _PARALLEL = 32
 """Number of commands that run in parallel."""
 
@@ -65,8 +68,12 @@ def slurm_conf_lines(autoscale: Autoscale) -> str:
     return "\n".join(lines) + "\n"
 
 
-def power_lines(autoscale: Autoscale) -> list[str]:
-    """Lines for the programs and their limits; a node that does not start in time is stopped again."""
+def power_lines(autoscale: Autoscale, release: str = "") -> list[str]:
+    """Lines for the programs and their limits; a node that does not start in time is stopped again.
+
+    Where the `release` of Slurm is known and can do so, a node that is drained stays on: an apply or an operator works
+    there.
+    """
     assert autoscale.slurm is not None
     slurm = autoscale.slurm
     excluded = [f"{slurm.nodes}:{autoscale.keep}"] if autoscale.keep else []
@@ -80,6 +87,7 @@ def power_lines(autoscale: Autoscale) -> list[str]:
         f"ResumeRate={slurm.starts_per_minute}",
         f"SuspendRate={slurm.stops_per_minute}",
         *([f"SuspendExcNodes={','.join(excluded)}"] if excluded else []),
+        *(["SuspendExcStates=DRAIN"] if release and version_key(release) >= _SUSPEND_EXC_STATES else []),
     ]
 
 

@@ -23,14 +23,17 @@ from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import MachineLedger, Share, claim_key
-from trainworks.host.probe import num_cores
+from trainworks.host.probe import num_cores, probe_host
 from trainworks.jobs.spec_of_run import spec_of_run
+from trainworks.jobs.store import open_store
 from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.events.log import append_event, read_events
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+
+H100S = tuple(AcceleratorFacts(index=index, name="H100", memory_bytes=80 * 10**9) for index in range(4))
 
 
 def with_processes(resolved: ResolvedRun, changed: Processes) -> ResolvedRun:
@@ -144,8 +147,7 @@ def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MachineL
     """A machine of four accelerators, and nothing held."""
     monkeypatch.setenv("TRAINWORKS_LEDGER", str(tmp_path / "ledger"))
     monkeypatch.delenv("TRAINWORKS_RUN_DIR", raising=False)
-    facts = tuple(AcceleratorFacts(index=index, name="H100", memory_bytes=80 * 10**9) for index in range(4))
-    monkeypatch.setattr("trainworks.backends.local.attached.probe_accelerators", lambda: facts)
+    monkeypatch.setattr("trainworks.backends.local.attached.probe_accelerators", lambda: H100S)
     return machine_ledger()
 
 
@@ -165,6 +167,20 @@ def probe(resolved: ResolvedRun) -> None:
 def on_accelerators(ranks: int) -> ResolvedRun:
     """A run of so many ranks with an accelerator each."""
     return with_processes(job(), processes(1, ranks).model_copy(update={"device": "cuda"}))
+
+
+def test_a_run_takes_the_accelerators_that_are_in_service(
+    ledger: MachineLedger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'jobs.db'}"
+    monkeypatch.setattr("trainworks.backends.local.attached.store_url", lambda: url)
+    host = probe_host(tmp_path).model_copy(update={"hostname": "box", "accelerators": H100S})
+    monkeypatch.setattr("trainworks.backends.local.attached.probe_host", lambda folder: host)
+    for name in ("box:1", "other:2"):
+        open_store(url).drain(name, "XID 79", now=0.0, uid=os.getuid())
+    probe(on_accelerators(3))
+    with pytest.raises(EnvironmentProblem, match=r"needs 4 accelerators, and accelerator 1 is drained \(XID 79\)"):
+        probe(on_accelerators(4))
 
 
 def test_a_run_is_refused_while_others_hold_the_accelerators_that_it_needs(ledger: MachineLedger) -> None:

@@ -263,6 +263,27 @@ def test_a_drained_node_gets_no_job_and_says_why(queue: Queue) -> None:
     assert "fan broken" in (queue.job(job).detail or "")
 
 
+def test_an_accelerator_out_of_service_goes_to_no_job_and_the_others_do(tmp_path: Path, clock: FakeClock) -> None:
+    queue = Queue(tmp_path, clock, cores=8.0, devices=4)
+    two, four = NodeResources(cores=1.0, accelerators=2), NodeResources(cores=1.0, accelerators=4)
+    whole = queue.submit("whole", node=four)
+    queue.look()
+    queue.store.drain("node0:1", "XID 79", now=0.0, uid=os.getuid())
+    first, second = queue.submit("first", node=two), queue.submit("second", node=two)
+    queue.look()
+    assert queue.state(whole) is JobState.STARTING, "a job that runs keeps it"
+    assert queue.state(first) is JobState.QUEUED
+    queue.machine.end(whole, "SUCCEEDED")
+    queue.look()
+    queue.look()
+    assert queue.job(first).placement[0].devices == (0, 2)
+    assert (queue.state(second), queue.job(second).reason) == (JobState.QUEUED, "Resources")
+    assert (queue.job(second).detail or "").endswith("; accelerator 1 is drained (XID 79)")
+    queue.store.undrain("node0:1")
+    queue.look()
+    assert queue.job(second).placement[0].devices == (1, 3)
+
+
 def test_a_held_job_waits_until_it_is_released(queue: Queue) -> None:
     job = queue.submit(hold=True)
     queue.look()

@@ -65,6 +65,7 @@ class RayBackend(Backend):
             "roles",
             "min_nodes",
             "drain",
+            "drain.accelerator",
             "health",
             "environment.lock",
             "environment.conda",

@@ -67,7 +67,9 @@ class KubernetesBackend(Backend):
     """
 
     name: ClassVar[str] = "kubernetes"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "edit", "min_nodes", "roles"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset(
+        {"depends_on", "edit", "min_nodes", "roles", "drain.accelerator"}
+    )
     shares_files: ClassVar[bool] = False
 
     def __init__(

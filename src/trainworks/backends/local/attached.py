@@ -16,16 +16,19 @@ from trainworks.agent.launch import make_ready, take_run
 from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import entering_here
 from trainworks.backends.local.fair_share import hours_of, published_queues
-from trainworks.backends.local.machine import held_text, shape_on_one_node
+from trainworks.backends.local.machine import held_text, local_nodes, shape_on_one_node
 from trainworks.backends.local.quotas import machine_ledger, queue_policy
+from trainworks.backends.ownership import obeyed_drains
+from trainworks.backends.store_place import store_folder, store_url
 from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, Share, claim_key
-from trainworks.host.probe import num_cores, probe_accelerators
+from trainworks.host.probe import num_cores, probe_accelerators, probe_host
 from trainworks.host.users import user_name
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import parse_cause, parse_state
+from trainworks.jobs.store import open_store
 from trainworks.record.events.job import StopRequestedEvent
 from trainworks.record.processes import Processes, RoleNodes
 from trainworks.record.resolved import ResolvedRun
@@ -248,22 +251,32 @@ def _environment_lines(environment: ResolvedEnvironment | None) -> list[str]:
 
 
 def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, ...]:
-    """Accelerators for a job, of those that other jobs do not hold."""
+    """Accelerators for a job, of those that are in service and that other jobs do not hold."""
     count = processes.num_accelerators if processes.device == "cuda" else 0
     if count == 0:
         return ()
-    visible = [facts.index for facts in probe_accelerators()]
+    visible, drained = [facts.index for facts in probe_accelerators()], _drained_accelerators()
     claimed = {device for claim in claims for device in claim.share.devices}
-    free = [device for device in visible if device not in claimed]
-    if claimed.intersection(visible) and len(free) < count:
+    free = [device for device in visible if device not in claimed and device not in drained]
+    if (drained.keys() | claimed).intersection(visible) and len(free) < count:
         holding = [claim for claim in claims if claimed.intersection(claim.share.devices)]
         bare = [Claim(claim.uid, claim.share.model_copy(update={"cores": 0.0})) for claim in holding]
-        held = held_text(bare, num_cores(), visible)
+        texts = [held_text(bare, num_cores(), visible)]
+        texts += [f"accelerator {device} is drained ({drained[device]})" for device in visible if device in drained]
         raise EnvironmentProblem(
-            f"cannot start the run: it needs {count} accelerators, and {held}",
+            f"cannot start the run: it needs {count} accelerators, and {', '.join(filter(None, texts))}",
             hint="wait in the queue: trainworks submit",
         )
     return tuple(free[:count])
+
+
+def _drained_accelerators() -> dict[int, str]:
+    """Accelerators of this machine out of service, by their index, and why; see `DispatchedBackend.drain`."""
+    with contextlib.closing(open_store(store_url())) as store:
+        drained = {name: why for name, why in obeyed_drains(store).items() if ":" in name}
+    nodes = local_nodes(probe_host(store_folder())) if drained else []  # a shared store has those of other machines
+    names = {f"{node.name}:{device}": device for node in nodes for device in node.devices}
+    return {names[name]: why for name, why in drained.items() if name in names}
 
 
 def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
@@ -300,5 +313,5 @@ def _claim(processes: Processes, run_dir: RunDir, team: str) -> tuple[int, dict[
     handle = machine_ledger().claim(choose)
     assert handle is not None
     devices = shares[0].devices
-    is_default = devices == _free_devices(processes, [])
+    is_default = devices == tuple(facts.index for facts in probe_accelerators()[: len(devices)])
     return handle, {} if is_default else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}

@@ -6,7 +6,7 @@ import abc
 import os
 import shlex
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Self, final
@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, ClassVar, Self, final
 from trainworks.agent.launch import keep_environment
 from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import entering_here
-from trainworks.backends.local.machine import LocalNode, held_elsewhere, local_nodes, shape_of, snapshot_nodes
+from trainworks.backends.local.machine import (
+    LocalNode,
+    drained_text,
+    held_elsewhere,
+    local_nodes,
+    shape_of,
+    snapshot_nodes,
+)
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
 from trainworks.backends.local.quotas import machine_ledger, queue_policy
 from trainworks.backends.local.wake import wake
@@ -156,13 +163,13 @@ class DispatchedBackend(Backend):
 
     def drain(self, node: str, reason: str) -> None:
         """Keep jobs from starting there."""
-        check_undrain(self._store, self._named(node))
+        check_undrain(self._store, node := self._named(node))
         self._store.drain(node, reason, now=self._clock.now(), uid=os.getuid())
         self._wake()
 
     def undrain(self, node: str) -> None:
         """Let jobs start there."""
-        check_undrain(self._store, self._named(node))
+        check_undrain(self._store, node := self._named(node))
         self._store.undrain(node)
         self._wake()
 
@@ -179,10 +186,27 @@ class DispatchedBackend(Backend):
         return row
 
     def _named(self, node: str) -> str:
-        names = self.node_names
-        if node not in names:
-            raise UsageError(f"no node `{node}`", hint=f"known nodes: {', '.join(names)}")
-        return node
+        """The name of a node, or of an accelerator of it.
+
+        Raises:
+            UsageError: there is none.
+        """
+        names, (name, separator, index) = self.node_names, node.partition(":")
+        if name not in names:
+            raise UsageError(f"no node `{name}`", hint=f"known nodes: {', '.join(names)}")
+        known = self.node_named(name).devices if separator else ()
+        if separator and (not index.isdecimal() or int(index) not in known):
+            has = f"its accelerators: {', '.join(map(str, known))}" if known else "it has none"
+            raise UsageError(f"`{name}` has no accelerator `{index}`", hint=has)
+        return f"{name}:{int(index)}" if separator else name
+
+    @abc.abstractmethod
+    def node_named(self, name: str) -> LocalNode:
+        """A node and what it has.
+
+        Raises:
+            UnreachableError: it does not answer.
+        """
 
 
 @final
@@ -217,6 +241,10 @@ class LocalBackend(DispatchedBackend):
         """This machine, or its parts."""
         return [node.name for node in self._machine()]
 
+    def node_named(self, name: str) -> LocalNode:
+        """This machine, or one of its parts."""
+        return next(one for one in self._machine() if one.name == name)
+
     def _wake(self) -> None:
         wake()
 
@@ -243,7 +271,7 @@ class LocalBackend(DispatchedBackend):
         others = [claim for claim in machine_ledger().claims() if (claim.uid, claim.share.key) not in ours]
         machine, drained = self._machine(), obeyed_drains(self._store)
         held = held_elsewhere(others, machine, [one for row in running for one in row.placement])
-        return [node_status(node, running, others, held, drained.get(node.name)) for node in machine]
+        return [node_status(node, running, others, held, drained) for node in machine]
 
 
 def kept_store(backend: Backend, url: str) -> JobStore:
@@ -272,23 +300,29 @@ def _job_status(row: JobRow) -> JobStatus:
 
 
 def node_status(
-    node: LocalNode, running: Sequence[JobRow], others: Sequence[Claim], held: Sequence[Placement], drained: str | None
+    node: LocalNode,
+    running: Sequence[JobRow],
+    others: Sequence[Claim],
+    held: Sequence[Placement],
+    drains: Mapping[str, str],
 ) -> NodeStatus:
     """Status of a node, of which jobs of this queue hold a part, and `others`, who take `held`."""
+    drained = drains.get(node.name)
     here = [(row.run_id, one) for row in running for one in row.placement if one.node == node.name]
     if elsewhere := [one for one in held if one.node == node.name]:
         names = [str(claim) for claim in others if claim.share.cores or set(claim.share.devices) & set(node.devices)]
         here += [(", ".join(names), one) for one in elsewhere]
     cores = sum(one.cores for _, one in here)
     devices = sum(len(one.devices) for _, one in here)
-    full = cores >= node.cores or (devices >= len(node.devices) > 0)
+    out = sum(f"{node.name}:{device}" in drains for device in node.devices)
+    full = cores >= node.cores or (devices >= len(node.devices) - out and len(node.devices) > 0)
     return NodeStatus(
         name=node.name,
         state=("draining" if here else "drained") if drained else "taken" if full else "mixed" if here else "free",
-        reason=drained,
+        reason=drained or drained_text([node], drains) or None,
         cores=node.cores,
         cores_taken=cores,
-        accelerators=len(node.devices),
+        accelerators=len(node.devices) - out,
         accelerators_taken=devices,
         accelerator=node.accelerator,
         memory_bytes=node.memory_bytes,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, TypedDict
@@ -20,6 +20,8 @@ from trainworks.backends.local.launcher import Launcher, Supervised
 from trainworks.backends.local.machine import (
     LocalNode,
     devices_free,
+    drained_accelerators,
+    drained_text,
     held_text,
     running_elsewhere,
     running_job,
@@ -215,8 +217,9 @@ class Dispatcher:
     def _start_waiting(self, waiting: Sequence[JobRow], policy: QueuePolicy) -> tuple[PublishedJob, ...]:
         """Start what can start, and return the first jobs that still wait for room."""
         elsewhere = self._elsewhere()
-        held = self._launcher.held(elsewhere, self._machine, self._taken())
-        snapshot = self._snapshot(waiting, held, policy, elsewhere)
+        drained, held = obeyed_drains(self._store), self._launcher.held(elsewhere, self._machine, self._taken())
+        held = [*held, *drained_accelerators(self._machine, drained, [*self._taken(), *held])]
+        snapshot = self._snapshot(waiting, held, policy, elsewhere, drained)
         decision = decide(snapshot)
         for start in decision.starts:
             job = self._jobs[start.job_id]
@@ -246,9 +249,15 @@ class Dispatcher:
         return [one for job in self._jobs.values() for one in job.placement]
 
     def _snapshot(
-        self, waiting: Sequence[JobRow], held: Sequence[Placement], policy: QueuePolicy, elsewhere: frozenset[Claim]
+        self,
+        waiting: Sequence[JobRow],
+        held: Sequence[Placement],
+        policy: QueuePolicy,
+        elsewhere: frozenset[Claim],
+        drained: Mapping[str, str],
     ) -> Snapshot:
-        drained, uid = obeyed_drains(self._store), os.getuid()
+        """What the decision rests on; `held` is what the jobs of others take, and drained accelerators."""
+        uid = os.getuid()
         order = self._fair_share.order(policy, self._jobs.values(), elsewhere)
         running = tuple(running_job(job, self._machine) for job in self._jobs.values() if not job.state.waits)
         return Snapshot(
@@ -318,6 +327,7 @@ class Dispatcher:
         """Store the changed reasons why the other jobs wait."""
         devices = [device for node in self._machine for device in node.devices]
         held = held_text(elsewhere, sum(node.cores for node in self._machine), devices)
+        held = ", ".join(filter(None, [held, drained_text(self._machine, obeyed_drains(self._store))]))
         pending = {
             job_id: (
                 str(one.reason),

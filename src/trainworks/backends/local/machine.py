@@ -85,6 +85,27 @@ def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:
     return tuple(device for device in node.devices if device not in held)
 
 
+def drained_accelerators(
+    machine: Sequence[LocalNode], drained: Mapping[str, str], taken: Sequence[Placement]
+) -> list[Placement]:
+    """Accelerators out of service, `node1:2` in `drained`; one that a job still holds follows once it is free."""
+    held = {(one.node, device) for one in taken for device in one.devices}
+    found = []
+    for node in machine:
+        out = (device for device in node.devices if f"{node.name}:{device}" in drained)
+        if free := tuple(device for device in out if (node.name, device) not in held):
+            found.append(Placement(node.name, 0.0, free))
+    return found
+
+
+def drained_text(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> str:
+    """Accelerators out of service and why: `accelerator 2 is drained (XID 79)`; the node, too, where there are more."""
+    of = "" if len(machine) == 1 else " of {}"
+    named = [(node, device, drained.get(f"{node.name}:{device}")) for node in machine for device in node.devices]
+    texts = [f"accelerator {device}{of.format(node.name)} is drained ({why})" for node, device, why in named if why]
+    return ", ".join(texts)
+
+
 def held_elsewhere(
     claims: Iterable[Claim], machine: Sequence[LocalNode], taken: Sequence[Placement] = ()
 ) -> list[Placement]:

@@ -227,8 +227,8 @@ class SkyPilotBackend(Backend):
     name: ClassVar[str] = "skypilot"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
         (
-            *("edit", "hold", "exclude", "depends_on", "min_nodes", "roles", "drain", "time_limit", "health"),
-            *("environment.lock", "environment.conda"),
+            *("edit", "hold", "exclude", "depends_on", "min_nodes", "roles", "drain", "drain.accelerator"),
+            *("time_limit", "health", "environment.lock", "environment.conda"),
         )
     )
     shares_files: ClassVar[bool] = False

@@ -57,7 +57,7 @@ class SlurmBackend(Backend):
     """
 
     name: ClassVar[str] = "slurm"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"roles"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"roles", "drain.accelerator"})
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from trainworks.backends.backend import AllocatedNodes, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import check_node, entering
 from trainworks.backends.local.backend import DispatchedBackend, kept_store, node_status
+from trainworks.backends.local.machine import LocalNode
 from trainworks.backends.local.wake import wake
 from trainworks.backends.ownership import obeyed_drains
 from trainworks.backends.ssh import link
@@ -196,6 +197,13 @@ class SshBackend(DispatchedBackend):
         """All hosts, also those that do not answer."""
         return self._options.hosts
 
+    def node_named(self, name: str) -> LocalNode:
+        """What a host says that it has."""
+        host = self._ask(name)
+        if host.facts is None:
+            raise UnreachableError(f"cannot ask `{name}` for its accelerators: {host.reason}")
+        return host.node
+
     def _wake(self) -> None:
         wake(self._url, QUEUE)
 
@@ -231,7 +239,7 @@ class SshBackend(DispatchedBackend):
                 found.append(NodeStatus(name=host.name, state="down", reason=host.reason))
                 continue
             others = [claim for claim in host.claims if (claim.uid, claim.share.key) not in ours]
-            found.append(node_status(host.node, running, others, host.held(others), drained.get(host.name)))
+            found.append(node_status(host.node, running, others, host.held(others), drained))
         return sorted(found, key=lambda status: status.name)
 
     def _ask(self, host: str) -> HostFact:

@@ -23,7 +23,9 @@ def nodes_command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
 
 
 def drain_command(
-    node: Annotated[str, typer.Argument(metavar="NODE", help="A name that `trainworks nodes` prints.")],
+    node: Annotated[
+        str, typer.Argument(metavar="NODE", help="A name of `trainworks nodes`; NODE:2 is one accelerator.")
+    ],
     reason: Annotated[str | None, typer.Option("--reason", help="Shown to users whose jobs wait for the node.")] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Let jobs start there again.")] = False,
     cluster: OnCluster = None,
