@@ -29,6 +29,8 @@ from trainworks.recover.failures import first_failure
 
 _END_GRACE_S = 5.0
 """Grace of ranks that end because another one failed, and of agents that end their ranks."""
+_KILLED_S = 1.0
+"""Time in which what a killed agent has started on another machine ends, and gives its ports back."""
 _ENDS_TOGETHER_S = 2.0
 """Time by which a role that does not decide may end before those that do: a server may end with its last client."""
 _COMMAND = JobRole(run="")
@@ -186,7 +188,8 @@ class CommandNodes(Nodes):
             return
         if running := self._running(group):
             for agent in running if self._now > group.ends_by else ():
-                agent.signal_group(signal.SIGKILL)
+                self._hosts.kill(agent)
+                group.starts_at = max(group.starts_at, self._now + _KILLED_S)
         elif self._now >= group.starts_at:
             process.sweep(run_mark(self._run_dir) | {ROLE: str(group.of.role)})
             self._start_group(group)

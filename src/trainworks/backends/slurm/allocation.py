@@ -158,6 +158,10 @@ class StepHosts(OwnProcesses):
         is_cancelled = bool(steps) and f"*** STEP {steps[-1]} ON " in said
         return Cause.STEP_LOST if exit_code < 0 or is_cancelled else Cause.AGENT_LOST
 
+    def kill(self, agent: process.Child) -> None:
+        """Kill its `srun` alone: the second process of srun, in the same group, then ends the step."""
+        process.kill(agent.pid)
+
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGURG to all processes of all steps: Slurm cannot tell an agent from its ranks, and they do not mind it."""
         with contextlib.suppress(TrainworksError):  # the agents that are gone need no signal
