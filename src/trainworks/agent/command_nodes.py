@@ -94,9 +94,24 @@ class CommandNodes(Nodes):
 
     def restart(self, node: int) -> None:
         """End all nodes and start them all again, at other ports."""
+        if not self._hosts.are_here:
+            self._end_agents()
         process.end_descendants(_END_GRACE_S)
         self.end_containers()
         self.start_all()
+
+    def _end_agents(self) -> None:
+        """End all agents and what they started on other machines, which may outlive what stands for them here."""
+        running = [agent for group in self._groups for agent in self._running(group)]
+        for agent in running:
+            agent.signal_group(signal.SIGTERM)
+        left_s = _END_GRACE_S
+        for agent in running:
+            if agent.wait(left_s) is None:
+                left_s = 0.0  # the others have had as long
+                self._hosts.kill(agent)
+        for agent in running:
+            agent.wait()
 
     def restart_role(self, node: int, *, at: float) -> None:
         """Start the role of a node again at a time, once what is left of it has ended; the other roles run on."""

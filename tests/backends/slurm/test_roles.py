@@ -82,7 +82,7 @@ def test_a_server_that_is_killed_starts_again_alone_and_a_stop_ends_all_roles(
     for rank in range(3):
         up(run, rank)
     marks = {"SLURM_JOB_ID": run.handle, ROLE: "server", "TRAINWORKS_ROLE_INDEX": "1"}
-    (killed,) = [one for one in process.processes_with(marks) if one.name() == "sleep"]
+    (killed,) = process.processes_with(marks)
     killed.kill()
     for rank in (1, 2):
         up(run, rank, times=2)
@@ -111,19 +111,21 @@ def test_a_lost_node_of_any_role_puts_the_whole_job_back_into_the_queue(cluster:
 
 
 @pytest.mark.lane("nightly")
-def test_a_server_that_does_not_listen_is_gone_before_its_role_starts_again(cluster: Cluster) -> None:
-    """Its role starts again because of the other one; its agent would give it the grace of the job."""
-    server = SERVER | {"run": "trap '' TERM; echo up; while true; do sleep 0.2; done", "restarts": 1}
-    job = {"grace": "10 min"}
-    run = cluster.roles(trainer={"run": UNTIL_TOLD, "resources": GPUS}, server=server, job=job).submit()
-    for rank in (1, 2):
+@pytest.mark.parametrize("alone", [True, False], ids=["its role alone", "the whole job"])
+def test_a_server_that_does_not_listen_is_gone_before_it_starts_again(cluster: Cluster, *, alone: bool) -> None:
+    """It starts again because of the other one; its agent would give it the grace of the job."""
+    server = SERVER | {"run": "trap '' TERM; echo up; exec sleep 600", "restarts": int(alone)}
+    trainer = {"run": "echo up; sleep 600", "resources": GPUS}
+    run = cluster.roles(trainer=trainer, server=server, job={"grace": "10 min"}, restarts=int(not alone)).submit()
+    for rank in range(3):
         up(run, rank)
     marks = {"SLURM_JOB_ID": run.handle, ROLE: "server"}
-    before = {one.pid for one in process.processes_with(marks) if one.name() == "bash"}
-    next(one for one in process.processes_with(marks | {"TRAINWORKS_ROLE_INDEX": "1"}) if one.name() == "bash").kill()
-    for rank in (1, 2):
-        up(run, rank, times=2)
+    before = {one.pid for one in process.processes_with(marks)}
+    (killed,) = process.processes_with(marks | {"TRAINWORKS_ROLE_INDEX": "1"})
+    killed.kill()
+    for rank in range(3):
+        up(run, rank, times=1 if rank == 0 and alone else 2)
     wait_until(lambda: not before.intersection(one.pid for one in process.processes_with(marks)))
-    assert len([one for one in process.processes_with(marks) if one.name() == "bash"]) == 2
+    assert len(process.processes_with(marks)) == 2
     run.backend.stop(run.handle, at_once=True)
     assert run.end().state is JobState.STOPPED
