@@ -31,6 +31,7 @@ from trainworks.deploy.sandbox.slurm import SlurmSandbox, missing_programs
 from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize
 from trainworks.host import process
 from trainworks.jobs.spec_of_run import spec_of
+from trainworks.plan.run.processes import choose_role_processes, requested_host
 from trainworks.record.events.log import Event, read_events
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
@@ -91,6 +92,14 @@ class Cluster:
         check = (NODE_CHECK,) if run_file.job.health else ()
         resolved = resolved_command(run_dir.run_id, run_file=run_file, processes=processes, node_check=check)
         return Run(self, run_dir, resolved)
+
+    def roles(self, *, job: dict[str, Any] | None = None, restarts: int = 0, **roles: dict[str, Any]) -> Run:
+        """A job with roles; not submitted yet."""
+        keys = {"name": "t", "roles": roles, "job": {"grace": "8 s"} | (job or {}), "cluster": {"engine": "slurm"}}
+        run_file = RunFile.model_validate(keys | {"recover": {"max_restarts": restarts}})
+        run_dir = create_run_dir(self.folder / "runs", "t")
+        processes = choose_role_processes(run_file, requested_host(run_file))
+        return Run(self, run_dir, resolved_command(run_dir.run_id, run_file=run_file, processes=processes))
 
     @contextmanager
     def configured(self, name: str, value: object) -> Iterator[None]:

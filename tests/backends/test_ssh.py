@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ import pytest
 from tests.backends.beds import Job, SshBed, wait_until
 from tests.backends.ssh_hosts import NEEDS_SSHD
 from trainworks.api.launching.prepared_run import NODE_CHECK
+from trainworks.backends.local.machine import LocalNode, shares_of
 from trainworks.backends.ssh.backend import SshBackend
 from trainworks.backends.ssh.link import ssh_command
 from trainworks.backends.ssh.node import HOST
@@ -22,6 +24,7 @@ from trainworks.config.run_file import Cluster, RunFile
 from trainworks.errors import InfeasibleError, UsageError
 from trainworks.host import process
 from trainworks.host.probe import num_cores
+from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.state import JobState
 from trainworks.record.events.log import read_events
@@ -78,6 +81,48 @@ def test_a_closed_connection_ends_all_that_ran_there_and_the_job_starts_again(
     assert job.end().state is JobState.SUCCEEDED
     assert (causes(job), len(bed.store.attempts(job.row.id))) == (["node_lost"], 2)
     wait_until(lambda: bed.left_of(job) == 0)
+
+
+@NEEDS_SSHD
+@pytest.mark.lane("test-all")
+def test_each_node_of_a_role_has_a_host_whose_share_is_its_own(hosts: Callable[..., SshBed]) -> None:
+    place = (
+        f'echo "$TRAINWORKS_ROLE ${HOST} [${{CUDA_VISIBLE_DEVICES-all}}] $OMP_NUM_THREADS";'
+        ' echo "at $TRAINWORKS_ADDRESSES_SERVER"'
+    )
+    server = {"run": f"{place}; {UP}", "nodes": 2, "decides": False, "restarts": 1, "resources": {"cpus": 0.5}}
+    saves = "trap 'echo saved; exit 0' TERM; echo up; while true; do sleep 0.1; done"
+    bed = hosts(3)
+    job = bed.submit(bed.job_of_roles(trainer={"run": f"{place}; {saves}", "resources": {"cpus": 1}}, server=server))
+    job.wait_until_said("up", 3)
+    said = [job.said(rank) for rank in range(3)]
+    assert [lines[0] for lines in said] == ["trainer box1 [] 1", "server box2 [] 1", "server box3 [] 1"]
+    places = [place.partition(":")[0] for place in said[0][1].removeprefix("at ").split(",")]
+    assert places == [bed.site.addresses["box2"], bed.site.addresses["box3"]]
+    assert [(one.node, one.cores) for one in job.row.placement] == [("box1", 1.0), ("box2", 0.5), ("box3", 0.5)]
+    next(one for one in on_host(job, "box3") if one.name() == "sleep").kill()
+    wait_until(lambda: [job.said(rank).count("up") for rank in range(3)] == [1, 2, 2])
+    assert said[1][1] == job.said(1)[-2]  # the same ports
+    job.stop()
+    assert (job.end().state, job.said(0)[-1]) == (JobState.STOPPED, "saved")
+    wait_until(lambda: bed.left_of(job) == 0)
+
+
+@NEEDS_SSHD
+@pytest.mark.lane("test-all")
+def test_a_lost_host_of_any_role_starts_the_whole_job_again_on_others(hosts: Callable[..., SshBed]) -> None:
+    bed = hosts(3)
+    wanted = bed.job_of_roles(trainer={"run": THEN_ENDS}, server={"run": UP, "decides": False})
+    resolved = wanted.run_dir.read_resolved()
+    recover = resolved.run_file.recover.model_copy(update={"max_restarts": 1})
+    run_file = resolved.run_file.model_copy(update={"recover": recover})
+    wanted.run_dir.write_resolved(resolved.model_copy(update={"run_file": run_file}))
+    job = bed.submit(wanted)
+    job.wait_until_said("up", 2)
+    bed.site.kill("box2")
+    assert job.end().state is JobState.SUCCEEDED
+    assert [place.node for place in bed.store.attempts(job.row.id)[-1].placement] == ["box1", "box3"]
+    assert causes(job) == ["node_lost"]
 
 
 @NEEDS_SSHD
@@ -205,6 +250,33 @@ def test_a_host_that_does_not_see_the_run_directory_is_named(hosts: Callable[...
     row = bed.submit(bed.job("true", nodes=1)).end()
     assert (row.state, row.end.cause) == (JobState.FAILED, "launch_failed")
     assert "`box1` cannot run the job: it does not see the run directory" in (row.end.message or "")
+
+
+def test_what_roles_take_of_their_hosts_and_which_kind_of_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWORKS_DATA", str(tmp_path))
+    trainer = {"run": "true", "resources": {"accelerators": "gpu:2", "cpus": 4}}
+    server = {"run": "true", "nodes": 2, "decides": False}
+
+    def spec(**roles: object) -> JobSpec:
+        keys = {"name": "t", "roles": roles, "cluster": {"engine": "ssh", "hosts": ["a", "b", "c"]}}
+        return spec_of(RunFile.model_validate(keys), run_id="t-1", working_folder="/")
+
+    backend = SshBackend.connect(Cluster.model_validate({"engine": "ssh", "ssh": {"hosts": ["a", "b", "c"]}}))
+    asked = backend.adapted(spec(trainer=trainer, server=server))
+    box = LocalNode(name="a", cores=8.0, devices=(0, 1), accelerator="h100", memory_bytes=2**30)
+    shares = shares_of(asked, [box, replace(box, name="b"), replace(box, name="c")])
+    assert [(one.cores, one.accelerators, one.accelerator) for one in shares] == [
+        (4.0, 2, None),
+        (1.0, 0, None),
+        (1.0, 0, None),
+    ]
+    with pytest.raises(InfeasibleError, match="needs 4 hosts, and 3 may be used"):
+        backend.check(spec(trainer=trainer | {"nodes": 2}, server=server))
+    kinds = [trainer | {"resources": {"accelerators": kind}} for kind in ("h100:1", "l4:1")]
+    with pytest.raises(UsageError, match="accelerators of one kind, got `h100` and `l4`"):
+        backend.adapted(spec(one=kinds[0], other=kinds[1]))
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=x", "a b", "a;b", "ada@", "a:0", "$(id)"])

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.backends.next_state import attempts_of
-from trainworks.jobs.job_row import JobRow
-from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.job_row import JobRow, Placement
+from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.jobs.state import JobState
 from trainworks.record.events.log import append_event, read_events
 from trainworks.record.exit_code import End
@@ -109,3 +109,11 @@ def test_no_attempt_lasts_less_than_no_time(events: list[dict[str, Any]]) -> Non
     assert all(one.ended_at is None or one.ended_at >= one.started_at for one in attempts)
     assert [one.number for one in attempts] == list(range(1, len(attempts) + 1))
     assert all(one.ended_at is not None for one in attempts[:-1])
+
+
+def test_a_node_is_held_with_what_its_role_requests() -> None:
+    gpus, cores = NodeResources(cores=8.0, accelerators=2), NodeResources(cores=1.0)
+    roles = (RoleSpec(name="trainer", nodes=1, node=gpus), RoleSpec(name="server", nodes=2, node=cores))
+    job = replace(JOB, spec=replace(JOB.spec, node=gpus, roles=roles))
+    (attempt,) = attempts_of(job, [submitted(10.0) | {"hosts": ["a", "b", "c"]}])
+    assert attempt.placement == (Placement("a", 8.0, (0, 1)), Placement("b", 1.0, ()), Placement("c", 1.0, ()))

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
 from trainworks.record.events.log import Event, read_events
+from trainworks.record.processes import Processes, RoleNodes
 from trainworks.record.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from trainworks.record.processes import Processes
     from trainworks.record.resolved import Plan, ResolvedRun
 
 
@@ -29,6 +29,12 @@ class Allocation:
     """Number of times that the engine has requeued the job under this id; None if the id does not say that."""
     cores_per_node: int = 1
     accelerators_per_node: int = 0
+    cores: tuple[int, ...] = ()
+    """Cores of each node, where they differ from `cores_per_node`: nodes of other roles than the first one."""
+
+    def cores_of(self, nodes: Sequence[int]) -> int:
+        """Cores that each of these nodes has at least."""
+        return min(self.cores[node] for node in nodes) if self.cores else self.cores_per_node
 
 
 def plan(run_dir: RunDir, on_first_node: Callable[[list[str]], list[str]]) -> ResolvedRun:
@@ -62,10 +68,11 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
     """Ranks of a run on its allocated nodes.
 
     Those of a workload are decided when it is planned, together with its layout; those of a command follow what it got,
-    one per accelerator unless the run file says how many.
+    one per accelerator unless the run file says how many. Each role has the nodes, ranks and accelerators that it
+    requested, and threads for the cores that it got.
 
     Raises:
-        EnvironmentProblem: a workload got other nodes than it was planned for.
+        EnvironmentProblem: a workload got other nodes than it was planned for, or roles another number of them.
     """
     planned, num_nodes, accelerators_per_node = resolved.processes, len(got.nodes), got.accelerators_per_node
     if resolved.run_file.workload is not None:
@@ -73,6 +80,11 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
             message = f"the run is planned for {planned.nodes} nodes, and {engine} gave it {num_nodes}"
             raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
         return planned
+    if planned.roles:
+        if num_nodes != planned.nodes:
+            message = f"the roles have {planned.nodes} nodes together, and {engine} gave the job {num_nodes}"
+            raise EnvironmentProblem(message, hint="trainworks retry")
+        return Processes.of_roles({str(group.role): _role_on(group, got) for group in planned.groups()})
     ranks = planned.processes_per_node
     if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":
         ranks = accelerators_per_node or ranks
@@ -85,6 +97,14 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
         "accelerators_per_node": accelerators_per_node,
     }
     return planned.model_copy(update=changes)
+
+
+def _role_on(group: RoleNodes, got: Allocation) -> Processes:
+    """Processes of a role whose threads share the cores of each of its nodes."""
+    own = group.processes
+    shared_by = own.processes_per_node if own.starts == "per_rank" else max(1, own.accelerators_per_node)
+    threads = max(1, got.cores_of(group.nodes) // shared_by)
+    return own.model_copy(update={"threads_per_process": threads})
 
 
 def plan_on(resolved: ResolvedRun, got: Allocation) -> Plan | None:

@@ -29,6 +29,8 @@ from trainworks.recover.failures import first_failure
 
 _END_GRACE_S = 5.0
 """Grace of ranks that end because another one failed, and of agents that end their ranks."""
+_KILLED_S = 1.0
+"""Time in which what a killed agent has started on another machine ends, and gives its ports back."""
 _ENDS_TOGETHER_S = 2.0
 """Time by which a role that does not decide may end before those that do: a server may end with its last client."""
 _COMMAND = JobRole(run="")
@@ -92,9 +94,24 @@ class CommandNodes(Nodes):
 
     def restart(self, node: int) -> None:
         """End all nodes and start them all again, at other ports."""
+        if not self._hosts.are_here:
+            self._end_agents()
         process.end_descendants(_END_GRACE_S)
         self.end_containers()
         self.start_all()
+
+    def _end_agents(self) -> None:
+        """End all agents and what they started on other machines, which may outlive what stands for them here."""
+        running = [agent for group in self._groups for agent in self._running(group)]
+        for agent in running:
+            agent.signal_group(signal.SIGTERM)
+        left_s = _END_GRACE_S
+        for agent in running:
+            if agent.wait(left_s) is None:
+                left_s = 0.0  # the others have had as long
+                self._hosts.kill(agent)
+        for agent in running:
+            agent.wait()
 
     def restart_role(self, node: int, *, at: float) -> None:
         """Start the role of a node again at a time, once what is left of it has ended; the other roles run on."""
@@ -186,7 +203,8 @@ class CommandNodes(Nodes):
             return
         if running := self._running(group):
             for agent in running if self._now > group.ends_by else ():
-                agent.signal_group(signal.SIGKILL)
+                self._hosts.kill(agent)
+                group.starts_at = max(group.starts_at, self._now + _KILLED_S)
         elif self._now >= group.starts_at:
             process.sweep(run_mark(self._run_dir) | {ROLE: str(group.of.role)})
             self._start_group(group)

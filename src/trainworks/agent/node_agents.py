@@ -54,6 +54,9 @@ class Hosts(Protocol):
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """Ask all agents, started by `command`, for a clean end."""
 
+    def kill(self, agent: process.Child) -> None:
+        """End an agent, started by `command`, at once, and all that it has started."""
+
     def free_ports(self, wanted: Sequence[int]) -> list[int]:
         """Ports of the first node that are free now, all at once; a wanted port of 0 is any."""
 
@@ -75,6 +78,10 @@ class OwnProcesses:
         """SIGTERM."""
         for agent in agents:
             agent.signal_group(signal.SIGTERM)
+
+    def kill(self, agent: process.Child) -> None:
+        """SIGKILL to its process group."""
+        agent.signal_group(signal.SIGKILL)
 
     def free_ports(self: Hosts, wanted: Sequence[int]) -> list[int]:
         """Those of this machine, on which the first node stands."""
@@ -105,7 +112,7 @@ class SomeHosts:
         self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
         self.are_here, self.can_be_replaced = hosts.are_here, hosts.can_be_replaced
         self.killed_by, self.ask_to_stop, self.free_ports = hosts.killed_by, hosts.ask_to_stop, hosts.free_ports
-        self.lost_part = hosts.lost_part
+        self.lost_part, self.kill = hosts.lost_part, hosts.kill
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """Command for the node at this place."""

@@ -183,9 +183,10 @@ def _attempt(job: JobRow, number: int, submitted: SubmittedEvent, turn: Sequence
 
 
 def placement_on(job: JobRow, nodes: Sequence[str]) -> tuple[Placement, ...]:
-    """What a job holds of these nodes."""
-    node = job.spec.node
-    return tuple(Placement(name, node.cores or 0.0, tuple(range(node.accelerators))) for name in nodes)
+    """What a job holds of these nodes, which are those of one role after another if it has roles."""
+    of_roles = [role.node for role in job.spec.roles for _ in range(role.nodes)]
+    each = zip(nodes, of_roles or [job.spec.node] * len(nodes), strict=False)
+    return tuple(Placement(name, node.cores or 0.0, tuple(range(node.accelerators))) for name, node in each)
 
 
 def reported_attempts(

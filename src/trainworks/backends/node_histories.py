@@ -89,7 +89,8 @@ def avoid_failing_nodes(
     scores: defaultdict[str | None, dict[str, float]] = defaultdict(dict)
     histories: dict[str, node_history.NodeHistory] = {}
     for node in with_history(backend):
-        if node.state in _IN_SERVICE and node.name not in job.exclude and node.could_hold(spec.node):
+        is_usable = any(node.could_hold(group.node) for group in spec.groups)
+        if node.state in _IN_SERVICE and node.name not in job.exclude and is_usable:
             scores[node.accelerator][node.name] = node.history.score if node.history else 1.0
             histories |= {node.name: node.history} if node.history else {}
     avoided = [name for kind in scores.values() for name in node_history.nodes_to_avoid(kind, needed=spec.max_nodes)]

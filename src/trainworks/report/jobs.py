@@ -221,14 +221,16 @@ def _code(code: KeptCode) -> str:
 
 def _held(job: JobRow, attempts: Sequence[Attempt], price: float | None, now: float) -> dict[str, str]:
     """Resources used so far, with their cost if the run file gives a price."""
-    held_s = (max(0.0, (one.ended_at or now) - one.started_at) * len(one.placement) for one in attempts)
-    hours, node = sum(held_s) / 3600, job.spec.node
-    if not hours or not (node.accelerators or node.cores):
-        return {}
-    if not node.accelerators:
-        return {"held": f"{hours * (node.cores or 0):.3g} core hours"}
-    held = f"{hours * node.accelerators:.3g} accelerator hours"
-    return {"held": held + (f", {hours * node.accelerators * price:,.2f} USD at {price:g} an hour" if price else "")}
+    accelerator_hours = core_hours = 0.0
+    for one in attempts:
+        hours = max(0.0, (one.ended_at or now) - one.started_at) / 3600
+        roles = job.spec.num_accelerators if job.spec.roles and one.placement else 0
+        accelerator_hours += hours * (roles or job.spec.node.accelerators * len(one.placement))
+        core_hours += hours * sum(place.cores for place in one.placement)
+    if not accelerator_hours:
+        return {"held": f"{core_hours:.3g} core hours"} if core_hours else {}
+    cost = f", {accelerator_hours * price:,.2f} USD at {price:g} an hour" if price else ""
+    return {"held": f"{accelerator_hours:.3g} accelerator hours{cost}"}
 
 
 def facts(row: JobRow | Attempt) -> Mapping[str, object]:

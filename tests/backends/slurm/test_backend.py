@@ -35,6 +35,7 @@ def row(
     job: str,
     word: str,
     *,
+    het_job: str = "N/A",
     restarts: int = 0,
     used: str = "1:30",
     code: int = 0,
@@ -45,7 +46,7 @@ def row(
     why: str = "None",
 ):
     times = f"{used:24}|{code:<16}|{start:24}|{end:24}"
-    return f"{job:20}|{word:20}|{restarts:<8}|{times}|{nodes:40}|{tag:60}|{why:60}\n"
+    return f"{job:20}|{het_job:20}|{word:20}|{restarts:<8}|{times}|{nodes:40}|{tag:60}|{why:60}\n"
 
 
 def backend_of(fake: FakeSlurm, clock: FakeClock | None = None, **options: Any) -> SlurmBackend:
@@ -321,7 +322,7 @@ def test_a_job_that_has_ended_is_not_stopped() -> None:
 
 
 def test_nodes_are_listed_once_with_what_is_taken() -> None:
-    fake = FakeSlurm(sinfo=NODES, squeue="7 |node[1,3]\n")
+    fake = FakeSlurm(sinfo=NODES, squeue="7 |N/A |node[1,3]\n")
     first, second = backend_of(fake).nodes()
     assert (first.name, first.state, first.cores_taken, first.accelerators_taken, first.jobs) == (
         "node1",
@@ -439,9 +440,9 @@ def test_the_cluster_is_not_asked_where_no_accelerator_has_a_name() -> None:
 def test_the_queue_has_the_jobs_of_all_users_and_the_run_directories_of_ours() -> None:
     """One that another program submitted is not looked into, though it may write anywhere."""
     lines = [
-        "7|RUNNING|alice|vision|1000|8|cpu=8,mem=1G,node=2,gres/gpu=2,gres/gpu:h100=2|n[1-2]"
+        "7|N/A|RUNNING|alice|vision|1000|8|cpu=8,mem=1G,node=2,gres/gpu=2,gres/gpu:h100=2|n[1-2]"
         "|trainworks:lm-1:0123456789ab|lm|/shared/alice/runs/lm-1/logs/supervisor.log|None",
-        "9|PENDING|bob|(null)|2500|4|cpu=4||(null)|bash|/shared/bob/slurm-9.out|JobHeldUser",
+        "9|N/A|PENDING|bob|(null)|2500|4|cpu=4||(null)|bash|/shared/bob/slurm-9.out|JobHeldUser",
     ]
     fake = FakeSlurm(squeue="\n".join(lines) + "\n")
     ours, other = backend_of(fake).queue()

@@ -51,7 +51,7 @@ def test_states_and_causes_of_a_job(word: str, reason: str | None, state: JobSta
 )
 def test_a_requeued_job_waits_while_a_lost_node_completes(restarts: int, used: str, state: JobState) -> None:
     """Slurm counts no time since the requeue, and says nothing else about it until `SlurmdTimeout`."""
-    fields = ("6", "COMPLETING", restarts, used, "0", "1795829309", "1795915709", "gpu2", "", "None")
+    fields = ("6", "N/A", "COMPLETING", restarts, used, "0", "1795829309", "1795915709", "gpu2", "", "None")
     status = parse_squeue("|".join(f"{field!s:20}" for field in fields))["6"]
     assert (status.state, status.restarts, status.nodes) == (state, restarts, ("gpu2",))
     assert status.reason == ("Slurm still ends its last turn on gpu2" if state is JobState.QUEUED else None)

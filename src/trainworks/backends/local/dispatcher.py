@@ -25,9 +25,9 @@ from trainworks.backends.local.machine import (
     held_text,
     running_elsewhere,
     running_job,
+    shares_of,
     snapshot_nodes,
     waiting_job,
-    wanted_of,
 )
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START, launch_failed, outcome_of
 from trainworks.backends.local.quotas import Holding, QueuePolicy, holding_of, queue_policy
@@ -224,11 +224,10 @@ class Dispatcher:
         for start in decision.starts:
             job = self._jobs[start.job_id]
             taken = [*self._taken(), *held]
-            _, _, wanted = wanted_of(job.spec, self._machine)
+            nodes = [node for node in self._machine if node.name in start.nodes]
             placement = [
-                Placement(node.name, wanted.cores or 0.0, devices_free(node, taken)[: wanted.accelerators])
-                for node in self._machine
-                if node.name in start.nodes
+                Placement(node.name, share.cores or 0.0, devices_free(node, taken)[: share.accelerators])
+                for node, share in zip(nodes, shares_of(job.spec, self._machine), strict=False)
             ]
             if self._launcher.claim(job, placement, elsewhere):
                 try:

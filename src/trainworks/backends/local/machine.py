@@ -79,6 +79,18 @@ def wanted_of(spec: JobSpec, machine: list[LocalNode]) -> tuple[int, int, NodeRe
     return 1, 1, together
 
 
+def shares_of(spec: JobSpec, machine: list[LocalNode]) -> list[NodeResources]:
+    """What is taken of each node that a job may get, in their order: roles have nodes of their own, one after another.
+
+    The queue gives every node of the job to nodes that have room for the most that a role requests.
+    """
+    _, most, wanted = wanted_of(spec, machine)
+    if len(machine) == 1 or not spec.roles:
+        return [wanted] * most
+    alone = [(role.nodes, replace(spec, node=role.node, roles=())) for role in spec.roles]
+    return [wanted_of(own, machine)[2] for nodes, own in alone for _ in range(nodes)]
+
+
 def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:
     """Free accelerators of a node."""
     held = {device for one in taken if one.node == node.name for device in one.devices}

@@ -51,13 +51,17 @@ def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> All
         UnreachableError: slurmctld does not answer for `PATIENCE_S`.
     """
     try:
-        nodes = list(expand(env["SLURM_JOB_NODELIST"]))
-        job, here = env["SLURM_JOB_ID"], env.get("SLURMD_NODENAME")
+        groups, job, here = het_groups(env), env["SLURM_JOB_ID"], env.get("SLURMD_NODENAME")
     except KeyError as missing:
         raise EnvironmentProblem(f"{missing} is not set", hint="this runs in a job of Slurm: submit the run") from None
-    if here in nodes:
-        nodes.sort(key=lambda name: name != here)
-    said = client.call_patiently(PATIENCE_S, clock, "scontrol", "--oneliner", "show", "nodes", ",".join(nodes))
+    if here in groups[0]:
+        groups[0].sort(key=lambda name: name != here)
+    nodes = [name for group in groups for name in group]
+    listed = ",".join(dict.fromkeys(nodes))
+    said = client.call_patiently(PATIENCE_S, clock, "scontrol", "--oneliner", "show", "nodes", listed)
+    # such as `16(x2),8`, of each component
+    said_cores = [env.get(f"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_{group}", "") for group in range(len(groups))]
+    shares = re.findall(r"(\d+)(?:\(x(\d+)\))?", ",".join(said_cores))
     found = (re.search(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", line) for line in said.splitlines())
     addresses = {match[1]: match[2] for match in found if match}
     return Allocation(
@@ -67,7 +71,19 @@ def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> All
         turn=int(env.get("SLURM_RESTART_COUNT") or 0),
         cores_per_node=int(env.get("SLURM_CPUS_ON_NODE") or 1),
         accelerators_per_node=int(env.get("SLURM_GPUS_ON_NODE") or 0),
+        cores=tuple(int(cores) for cores, count in shares for _ in range(int(count or 1))),
     )
+
+
+def het_groups(env: Mapping[str, str]) -> list[list[str]]:
+    """Nodes of each component of a heterogeneous job, as its batch script sees them; of another job, all as one.
+
+    Raises:
+        KeyError: this is not a batch script of Slurm.
+    """
+    count = int(env.get("SLURM_HET_SIZE") or 1)
+    lists = [f"SLURM_JOB_NODELIST_HET_GROUP_{number}" for number in range(count)]
+    return [list(expand(env[name])) for name in (lists if count > 1 else ["SLURM_JOB_NODELIST"])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +102,14 @@ class StepHosts(OwnProcesses):
     are_here = False
     can_be_replaced = True
 
-    def __init__(self, got: Allocation, step: StepCommand, client: SlurmClient) -> None:
+    def __init__(
+        self, got: Allocation, step: StepCommand, client: SlurmClient, groups: Sequence[Sequence[str]] = ()
+    ) -> None:
         self._got = got
         self._step = step
         self._client = client
+        numbers = [group for group, names in enumerate(groups) for _ in names]
+        self._component = [[f"--het-group={group}"] if len(groups) > 1 else [] for group in numbers]
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -101,12 +121,13 @@ class StepHosts(OwnProcesses):
         arguments = command[command.index("-m") + 1 :]
         return [
             "srun",
+            *(self._component[node] if self._component else []),
             "--nodes=1",
             "--ntasks=1",
             f"--nodelist={self._got.nodes[node]}",
             "--overlap",
             "--mem=0",
-            f"--cpus-per-task={self._got.cores_per_node}",
+            f"--cpus-per-task={self._got.cores_of([node])}",
             "--kill-on-bad-exit=1",
             "--input=none",
             f"--job-name=node-{node}",
@@ -126,8 +147,8 @@ class StepHosts(OwnProcesses):
         if number not in signal.valid_signals() or number >= signal.SIGRTMIN or number in ENDING:
             return None
         with contextlib.suppress(TrainworksError):
-            said = self._client.call("squeue", *state_query(self._got.job)).split()
-            return number if said[:1] == ["RUNNING"] else None
+            said = self._client.call("squeue", *state_query(self._got.job))
+            return number if {state for state, _, _ in turn_states(said)} == {"RUNNING"} else None
         return None
 
     def lost_part(self, exit_code: int, log: Path) -> Cause:
@@ -137,6 +158,10 @@ class StepHosts(OwnProcesses):
         is_cancelled = bool(steps) and f"*** STEP {steps[-1]} ON " in said
         return Cause.STEP_LOST if exit_code < 0 or is_cancelled else Cause.AGENT_LOST
 
+    def kill(self, agent: process.Child) -> None:
+        """Kill its `srun` alone: the second process of srun, in the same group, then ends the step."""
+        process.kill(agent.pid)
+
     def ask_to_stop(self, agents: Iterable[process.Child]) -> None:
         """SIGURG to all processes of all steps: Slurm cannot tell an agent from its ranks, and they do not mind it."""
         with contextlib.suppress(TrainworksError):  # the agents that are gone need no signal
@@ -144,8 +169,17 @@ class StepHosts(OwnProcesses):
 
 
 def state_query(job: str) -> tuple[str, ...]:
-    """Arguments of `squeue` that print the state of a job, when it was preempted, and when it ends, a word each."""
+    """Arguments of `squeue` that print a line for `turn_states`."""
     return ("--noheader", "--states=all", f"--jobs={job}", "--Format=State:20,PreemptTime:24,EndTime:24")
+
+
+def turn_states(said: str) -> list[tuple[str, str, str]]:
+    """State of a job, when it was preempted, and when it ends, as `state_query` prints them.
+
+    A heterogeneous job has one of each for every component.
+    """
+    rows = [[*line.split(), "", ""] for line in said.splitlines() if line.strip()]
+    return [(state, preempted_at, ends_at) for state, preempted_at, ends_at, *_ in rows]
 
 
 def ending_of_turn(run_dir: RunDir, job: str, controller_started_at: float = math.nan) -> tuple[Cause, float]:

@@ -29,7 +29,7 @@ from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableEr
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.accelerator_names import matching_names
 from trainworks.jobs.cluster_job import ClusterJob
-from trainworks.jobs.job_spec import JobSpec
+from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
 from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
@@ -57,7 +57,7 @@ class SlurmBackend(Backend):
     """
 
     name: ClassVar[str] = "slurm"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"roles", "drain.accelerator"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"drain.accelerator"})
 
     def __init__(
         self,
@@ -121,21 +121,15 @@ class SlurmBackend(Backend):
 
     def adapted(self, spec: JobSpec) -> JobSpec:
         """Replace the accelerator's name by the one in Slurm's gres, where upper and lower case differ."""
-        wanted = spec.node.accelerator
-        if wanted is None or not spec.node.accelerators:
+        named = {group.node.accelerator for group in spec.groups if group.node.accelerators}
+        if not named - {None}:
             return spec
-        if wanted.lower() == _ANY:
-            return replace(spec, node=replace(spec.node, accelerator=None))
-        said = self._client.call("sinfo", "--noheader", *self._partition(), "--Format=Gres:1024")
-        known = sorted({name for line in said.splitlines() for name in states.accelerator_names(line.strip())})
-        found = matching_names(wanted, known)
-        if len(found) == 1:
-            return replace(spec, node=replace(spec.node, accelerator=found[0]))
-        if found:
-            raise UsageError(f"`{wanted}` may be any of {_listed(found)} in this cluster", hint="write one of them")
-        none = f"it names none; where it has some, write `{_ANY}:{spec.node.accelerators}`"
-        there = f"it has {_listed(known)}" if known else none
-        raise UsageError(f"the cluster has no accelerator `{wanted}`", hint=there)
+        known = list[str]()
+        if any(name is not None and name.lower() != _ANY for name in named):
+            said = self._client.call("sinfo", "--noheader", *self._partition(), "--Format=Gres:1024")
+            known = sorted({name for line in said.splitlines() for name in states.accelerator_names(line.strip())})
+        roles = tuple(replace(role, node=_with_known_name(role.node, known)) for role in spec.roles)
+        return replace(spec, node=_with_known_name(spec.node, known), roles=roles)
 
     def _partition(self) -> list[str]:
         return [f"--partition={self._options.partition}"] if self._options.partition else []
@@ -196,23 +190,23 @@ class SlurmBackend(Backend):
             except SlurmRefusedError as refused:
                 if not re.search(r"requested node configuration is not available", refused.message, re.IGNORECASE):
                     raise
-                able = states.able_nodes(spec, nodes := self.nodes())
-                if len(able) < spec.min_nodes:
+                if not states.could_hold(spec, nodes := self.nodes()):
                     raise
                 if self._clock.now() >= deadline:
-                    if sum(node.state not in states.AWAY for node in able) >= spec.min_nodes:
+                    present = [node for node in nodes if node.state not in states.AWAY]
+                    if states.could_hold(spec, present):
                         raise
-                    away = sum(node.state in states.AWAY for node in nodes)
-                    message = f"Slurm refuses the job while {away} of {len(nodes)} nodes are away: {refused.message}"
+                    away = f"{len(nodes) - len(present)} of {len(nodes)} nodes are away"
+                    message = f"Slurm refuses the job while {away}: {refused.message}"
                     raise UnreachableError(message, hint="try again when they are back: trainworks nodes") from None
             self._clock.sleep(_RETRY_S)
 
     def find(self, run_dir: RunDir) -> str | None:
-        """Find the job by the tag in its comment."""
+        """Find the job by the tag in its comment; of a heterogeneous job, the first component."""
         mark = self._copies.tag(run_dir)
         said = self._client.call("squeue", "--me", "--noheader", f"--Format=JobID:20|,Comment:{len(mark) + 8}")
         rows = [line.split("|", 1) for line in said.splitlines() if "|" in line]
-        return next((job.strip() for job, comment in rows if comment.strip() == mark), None)
+        return min((job.strip() for job, comment in rows if comment.strip() == mark), key=int, default=None)
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """Status from slurmctld, or from accounting for jobs that slurmctld has forgotten.
@@ -332,10 +326,14 @@ class SlurmBackend(Backend):
         if self._options.container is not None:
             hint = "start a step of your own: srun --overlap --jobid=" + handle
             raise UsageError(f"the ranks of run {run_dir.run_id} run in containers", hint=hint)
-        nodes = self._client.call("squeue", "--noheader", f"--jobs={handle}", "--Format=NodeList:4096").strip()
-        names = states.expand(nodes)
-        check_node(node, len(names))
-        place = ["--nodes=1", "--ntasks=1", f"--nodelist={names[node]}", "--overlap", "--mem=0", "--cpu-bind=none"]
+        said = self._client.call("squeue", "--noheader", f"--jobs={handle}", "--Format=JobID:20|,NodeList:4096")
+        lists = sorted((line.partition("|") for line in said.splitlines()), key=lambda row: int(row[0]))
+        groups = [states.expand(names.strip()) for _, _, names in lists]
+        places = [(group, name) for group, names in enumerate(groups) for name in names]
+        check_node(node, len(places))
+        group, name = places[node]
+        component = [f"--het-group={group}"] if len(groups) > 1 else []
+        place = [*component, "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--overlap", "--mem=0", "--cpu-bind=none"]
         streams = ["--pty"] if terminal else ["--unbuffered"]
         words = entering(str(self._copies.place(run_dir).path), command, node=node, python=self._python)
         step = ["srun", f"--jobid={handle}", *place, *streams, "--quiet", "--job-name=exec", *words]
@@ -353,7 +351,7 @@ class SlurmBackend(Backend):
         """All nodes of the partition, in order of their names."""
         nodes, running, topology = self._client.calls(
             ("sinfo", "--noheader", "--Node", *self._partition(), f"--Format={states.NODE_FORMAT}"),
-            ("squeue", "--noheader", _ON_NODES, "--Format=JobID:20|,NodeList:4096"),
+            ("squeue", "--noheader", _ON_NODES, "--Format=JobID:20|,HetJobID:20|,NodeList:4096"),
             ("scontrol", "show", "topology"),
         )
         return states.node_statuses(nodes(), running(), topology)
@@ -378,6 +376,22 @@ class SlurmBackend(Backend):
     def undrain(self, node: str) -> None:
         """Give the node jobs again."""
         self._client.call("scontrol", "update", f"NodeName={node}", "State=RESUME")
+
+
+def _with_known_name(node: NodeResources, known: Sequence[str]) -> NodeResources:
+    wanted = node.accelerator
+    if wanted is None or not node.accelerators:
+        return node
+    if wanted.lower() == _ANY:
+        return replace(node, accelerator=None)
+    found = matching_names(wanted, known)
+    if len(found) == 1:
+        return replace(node, accelerator=found[0])
+    if found:
+        raise UsageError(f"`{wanted}` may be any of {_listed(found)} in this cluster", hint="write one of them")
+    none = f"it names none; where it has some, write `{_ANY}:{node.accelerators}`"
+    there = f"it has {_listed(known)}" if known else none
+    raise UsageError(f"the cluster has no accelerator `{wanted}`", hint=there)
 
 
 def _listed(names: Sequence[str]) -> str:

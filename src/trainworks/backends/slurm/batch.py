@@ -145,7 +145,7 @@ class BatchScript(ClusterTurn):
     def supervisor(self, lock: int) -> Supervisor:
         """Build the supervisor for the allocated nodes."""
         got = allocation.allocation(os.environ, self._client, self.clock)
-        steps = allocation.StepHosts(got, self._step, self._client)
+        steps = allocation.StepHosts(got, self._step, self._client, allocation.het_groups(os.environ))
         resolved = self.begin(got, partial(steps.command, 0) if self._step.is_container else list)
         hosts: Hosts = steps
         if resolved.run_file.framework == "slurm":  # the script starts once, here, as sbatch would start it
@@ -173,16 +173,17 @@ class BatchScript(ClusterTurn):
         with contextlib.suppress(TrainworksError):
             query = allocation.state_query(self._job)
             said = self._client.call_patiently(_UNTIL_QUEUED_S, self.clock, "squeue", *query)
-            state, preempted_at, ends_at = [*said.split(), "", "", ""][:3]
-            if state != "RUNNING":
+            parts = allocation.turn_states(said)
+            if {state for state, _, _ in parts} != {"RUNNING"}:
                 found = cause_of_the_kill(allocation.log_of(self.run_dir), self._job, self.began_at)
                 return found[0] if found else None
-            if preempted_at.isdecimal():
+            if any(preempted_at.isdecimal() for _, preempted_at, _ in parts):
                 return Cause.PREEMPTED
             run_file = self.run_dir.read_resolved().run_file
             asks_itself = any(option.startswith("--signal") for option in run_file.cluster.slurm.options)
             early_s = math.inf if asks_itself else run_file.job.grace + _SIGNAL_COMES_EARLY_S
-            is_limited = ends_at.isdecimal() and float(ends_at) - self.clock.now() <= early_s
+            ends = [float(ends_at) for _, _, ends_at in parts if ends_at.isdecimal()]
+            is_limited = any(end - self.clock.now() <= early_s for end in ends)
             return Cause.TIME_LIMIT if is_limited else Cause.KILLED
         return None
 

@@ -7,6 +7,8 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from trainworks.backends.job_tag import mark_of
@@ -22,6 +24,8 @@ _OWN = ("array", "comment", "error", "help", "job-name", "open-mode", "output", 
 _PER_JOB = {"ntasks", "gpus", "ntasks-per-gpu"}
 _PER_NODE = {"nodes", "ntasks-per-node", "cpus-per-task", "gres", "mem"}
 """Options that do not go with those per job, which let Slurm choose the numbers."""
+_OF_A_NODE = {"cpus-per-gpu", "gpus-per-node", "gpus-per-socket", "gpus-per-task", "mem-per-cpu", "mem-per-gpu"}
+"""Further options with numbers of what a node has; each role has its own."""
 _ACCELERATORS = re.compile(r"[=,](gres[:/])?gpu\b")
 """A generic resource that is an accelerator."""
 _NICE_PER_PRIORITY = 100
@@ -62,6 +66,21 @@ def check(spec: JobSpec, options: Slurm) -> None:
     for option in options.options:
         if (name := option[2:].partition("=")[0]) in _OWN:
             raise UsageError(f"`--{name}` cannot be set: Trainworks submits a run as one job", hint="remove it")
+    if spec.roles:
+        _check_roles(spec, options)
+
+
+def _check_roles(spec: JobSpec, options: Slurm) -> None:
+    for option in options.options:
+        if (name := option[2:].partition("=")[0]) in _PER_JOB | _PER_NODE | _OF_A_NODE:
+            hint = "remove it, and set `nodes` and `resources` of each role"
+            raise UsageError(f"`--{name}` cannot be set for a job with roles, each of which has its own", hint=hint)
+    without = [role.name for role in spec.roles if role.node.memory_bytes is None]
+    if 0 < len(without) < len(spec.roles):
+        raise UsageError(
+            f"role `{without[0]}` requests no memory, and another one does: Slurm may give both the same",
+            hint=f"set `roles.{without[0]}.resources.memory`",
+        )
 
 
 def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str, tag: str | None = None) -> str:
@@ -76,7 +95,28 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str, tag: 
     check(spec, options)
     if strange := [one.job for one in map(parse_dependency, spec.depends_on) if not one.job.isdecimal()]:
         raise UsageError(f"`{strange[0]}` is not the number of a Slurm job")
-    lines = _lines(spec, run_dir, options, tag or mark_of(run_dir))
+    components = [_options(part, run_dir, options, tag or mark_of(run_dir)) for part in _components(spec)]
+    supervisor = [python, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
+    command = [*supervisor, *_step(options.container, run_dir, spec)]
+    header = "\n#SBATCH hetjob\n".join("\n".join(f"#SBATCH {option}" for option in each) for each in components)
+    return "\n".join(["#!/bin/bash", header, "", *_supervise(command)]) + "\n"
+
+
+def _components(spec: JobSpec) -> list[JobSpec]:
+    """The job itself; one with roles whose nodes differ as the components of a heterogeneous job, in their order.
+
+    Slurm numbers the nodes of a job through its components. Roles side by side with equal nodes share one.
+    """
+    if not spec.roles:
+        return [spec]
+    alike = groupby(spec.roles, key=attrgetter("node"))
+    numbers = [(node, sum(role.nodes for role in roles)) for node, roles in alike]
+    return [replace(spec, node=node, min_nodes=number, max_nodes=number) for node, number in numbers]
+
+
+def _options(spec: JobSpec, run_dir: RunDir, options: Slurm, tag: str) -> list[str]:
+    """Options of sbatch for a job or for one component of it, which takes some of the first one where it has none."""
+    lines = _lines(spec, run_dir, options, tag)
     # sbatch would take the last of two options with one name: those of the user come first, the others of that name go
     own = list(options.options)
     names = {option[2:].partition("=")[0] for option in own}
@@ -91,10 +131,7 @@ def render(spec: JobSpec, options: Slurm, run_dir: RunDir, *, python: str, tag: 
         ]
         names.remove("gres")
     lines = [*(_Line("", option) for option in own), *(line for line in lines if line.name not in names)]
-    supervisor = [python, "-P", "-m", "trainworks.backends.slurm.batch", str(run_dir.path)]
-    command = [*supervisor, *_step(options.container, run_dir, spec)]
-    texts = [f"#SBATCH {sbatch_option(line.name, line.value)}" for line in lines if line.value]
-    return "\n".join(["#!/bin/bash", *texts, "", *_supervise(command)]) + "\n"
+    return [sbatch_option(line.name, line.value) for line in lines if line.value]
 
 
 def updates(before: JobSpec, after: JobSpec, options: Slurm) -> list[str]:
@@ -234,7 +271,8 @@ def _step(container: Container | None, run_dir: RunDir, spec: JobSpec) -> list[s
     binds = [part for mount in mounts for part in ("--bind", mount)]
     # with both options, Apptainer mixes the libraries of two vendors
     own = {"--nv", "--rocm"}.intersection(container.options)
-    gpu = [] if own else ["--rocm" if is_amd(spec.node.accelerator) else "--nv"]
+    is_rocm = any(is_amd(group.node.accelerator) for group in spec.groups)
+    gpu = [] if own else ["--rocm" if is_rocm else "--nv"]
     return ["--", "apptainer", "exec", *gpu, *binds, *container.options, container.image or "", "python3"]
 
 

@@ -11,7 +11,9 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 
 from trainworks.backends.backend import JobStatus, NodeState, NodeStatus
@@ -191,16 +193,16 @@ def exit_code_of(text: str) -> int | None:
 
 
 QUEUE_FORMAT = (
-    "JobID:20|,State:20|,RestartCnt:8|,TimeUsed:24|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,"
+    "JobID:20|,HetJobID:20|,State:20|,RestartCnt:8|,TimeUsed:24|,exit_code:16|,StartTime:24|,EndTime:24|,NodeList:4096|,"
     "Comment:256|,Reason:256"
 )
 """Fields of a job in the queue, for `squeue --Format`."""
-HISTORY_FORMAT = "JobIDRaw,State,ExitCode,Start,End,NodeList"
-"""Fields of a job in accounting, for `sacct --format`."""
+HISTORY_FORMAT = "JobID,State,ExitCode,Start,End,NodeList"
+"""Fields of a job in accounting, for `sacct --format`; a component of a heterogeneous job is `7+1` there."""
 
 
 CLUSTER_FORMAT = (
-    "JobID:20|,State:20|,UserName:64|,Account:64|,SubmitTime:24|,NumCPUs:12|,tres-alloc:256|,NodeList:4096|,"
+    "JobID:20|,HetJobID:20|,State:20|,UserName:64|,Account:64|,SubmitTime:24|,NumCPUs:12|,tres-alloc:256|,NodeList:4096|,"
     "Comment:256|,Name:256|,STDOUT:4096|,Reason:256"
 )
 """Fields of a job of any user, for `squeue --Format`."""
@@ -211,11 +213,31 @@ def parse_cluster_queue(said: str) -> list[ClusterJob]:
     """Jobs of all users that squeue lists; one that Trainworks submitted writes its output into its run directory."""
     fields = CLUSTER_FORMAT.count("|")
     rows = [[part.strip() for part in line.split("|", fields)] for line in said.splitlines()]
-    return [_job_of_anyone(row) for row in rows if len(row) == fields + 1]
+    found = dict[str, ClusterJob]()
+    for row in sorted((row for row in rows if len(row) == fields + 1), key=lambda row: _number(row[0])):
+        leader, job = leader_of(*row[:2]), _job_of_anyone(row)
+        if (whole := found.get(leader)) is not None:  # `job` is a later component of it
+            cores, devices = whole.cores + job.cores, whole.accelerators + job.accelerators
+            job = replace(whole, cores=cores, accelerators=devices, nodes=(*whole.nodes, *job.nodes))
+        found[leader] = job
+    return list(found.values())
+
+
+def leader_of(job: str, het_job: str) -> str:
+    """Number of a whole job: of a component of a heterogeneous job, that of the first one.
+
+    >>> leader_of("8", "7"), leader_of("9", "N/A")
+    ('7', '9')
+    """
+    return het_job if het_job.isdecimal() else job
+
+
+def _number(job: str) -> int:
+    return int(job) if job.isdecimal() else 0
 
 
 def _job_of_anyone(row: Sequence[str]) -> ClusterJob:
-    job, word, user, account, submitted, cores, allocated, nodes, comment, name, output, reason = row
+    job, _, word, user, account, submitted, cores, allocated, nodes, comment, name, output, reason = row
     state = _ended(job_state(word, reason))
     run_dir = Path(output).parents[1] if is_mark(comment) and Path(output).is_absolute() else None
     return ClusterJob(
@@ -234,8 +256,22 @@ def _job_of_anyone(row: Sequence[str]) -> ClusterJob:
 
 
 def parse_squeue(said: str) -> dict[str, JobStatus]:
-    """Status of the jobs that squeue lists, by number."""
-    return dict(_queued(line) for line in said.splitlines() if line.count("|") >= QUEUE_FORMAT.count("|"))
+    """Status of the jobs that squeue lists, by number; that of a heterogeneous job has the nodes of all components."""
+    rows = [_queued(line) for line in said.splitlines() if line.count("|") >= QUEUE_FORMAT.count("|")]
+    return _whole((leader, _number(job), status) for job, leader, status in rows)
+
+
+def _whole(rows: Iterable[tuple[str, int, JobStatus]]) -> dict[str, JobStatus]:
+    """Status of whole jobs from rows of their number, the place of a component in the job, and its status.
+
+    The state is that of the first component, which runs the batch script: Slurm starts, requeues and ends all together.
+    """
+    found = dict[str, JobStatus]()
+    for job, _, status in sorted(rows, key=itemgetter(1)):
+        whole = found.get(job)
+        nodes = (*(whole.nodes if whole else ()), *status.nodes)
+        found[job] = replace(whole or status, nodes=nodes, reason=(whole and whole.reason) or status.reason)
+    return found
 
 
 def parse_sacct(said: str) -> dict[str, JobStatus]:
@@ -243,20 +279,21 @@ def parse_sacct(said: str) -> dict[str, JobStatus]:
 
     A job that slurmctld has lost waits or runs there for ever.
     """
-    rows = (line.split("|") for line in said.splitlines())
-    found = {row[0]: _remembered(*row[1:]) for row in rows if len(row) == HISTORY_FORMAT.count(",") + 1}
+    rows = [line.split("|") for line in said.splitlines() if line.count("|") == HISTORY_FORMAT.count(",")]
+    parts = [(row[0].partition("+"), _remembered(*row[1:])) for row in rows]
+    found = _whole((job, _number(place), status) for (job, _, place), status in parts)
     return {job: one for job, one in found.items() if not (one.state.waits or one.state.holds_resources)}
 
 
-def _queued(line: str) -> tuple[str, JobStatus]:
-    """One line of squeue; the reason stands last, because it may hold anything."""
+def _queued(line: str) -> tuple[str, str, JobStatus]:
+    """One line of squeue, with the numbers of the job and of the whole job; the reason may hold anything."""
     parts = (part.strip() for part in line.split("|", QUEUE_FORMAT.count("|")))
-    job, word, restarts, used, code, starts, ends, nodes, comment, reason = parts
+    job, het_job, word, restarts, used, code, starts, ends, nodes, comment, reason = parts
     why = reason if reason not in ("None", "") else None
     state = _ended(job_state(word, why))
     if word == "COMPLETING" and int(restarts or 0) and used == "0:00":  # requeued, and its nodes have not ended
         state, why, starts = JobState.QUEUED, f"Slurm still ends its last turn on {nodes}", ""
-    return job, JobStatus(
+    status = JobStatus(
         state=state,
         raw=word,
         reason=why,
@@ -268,6 +305,7 @@ def _queued(line: str) -> tuple[str, JobStatus]:
         ended_at=_time(ends) if state.is_final else None,
         tag=tag_here(comment) or None,
     )
+    return job, leader_of(job, het_job), status
 
 
 def _time(text: str) -> float | None:
@@ -304,9 +342,13 @@ _LEAF = re.compile(r"SwitchName=(\S+) Level=0 .*?\bNodes=(\S+)")
 """A line of `scontrol show topology`."""
 
 
-def able_nodes(spec: JobSpec, nodes: Sequence[NodeStatus]) -> list[NodeStatus]:
-    """Nodes, present or away, with the cores, memory and accelerators that a job requests of one."""
-    return [each for each in nodes if each.could_hold(spec.node) and spec.node.accelerator in (None, each.accelerator)]
+def could_hold(spec: JobSpec, nodes: Sequence[NodeStatus]) -> bool:
+    """Whether nodes have the cores, memory and accelerators that a job requests, used or not: those of each role."""
+    groups = [(role.node, role.nodes) for role in spec.roles] or [(spec.node, spec.min_nodes)]
+    return all(
+        sum(each.could_hold(wanted) and wanted.accelerator in (None, each.accelerator) for each in nodes) >= number
+        for wanted, number in groups
+    )
 
 
 def kinds_of(nodes: Iterable[NodeStatus]) -> str | None:
@@ -322,16 +364,17 @@ def kinds_of(nodes: Iterable[NodeStatus]) -> str | None:
 def node_statuses(nodes: str, running: str, topology: Callable[[], str]) -> list[NodeStatus]:
     """Status of all nodes, in order of their names; a node in several partitions is listed once.
 
-    `nodes` is said by sinfo in `NODE_FORMAT`, `running` by squeue: a line `JOB|NODES` for each job that holds nodes.
+    `nodes` is said by sinfo in `NODE_FORMAT`, `running` by squeue: a line `JOB|HET_JOB|NODES` for each job, or each
+    component of a heterogeneous job, that holds nodes.
     `topology` calls `scontrol show topology`, which fails where there is none.
     """
     rows = [[field.strip() for field in line.split("|", NODE_FORMAT.count("|"))] for line in nodes.splitlines()]
     jobs, switches = defaultdict[str, list[str]](list), dict[str, str]()
     with suppress(SlurmRefusedError):
         switches = {node: switch for switch, names in _LEAF.findall(topology()) for node in expand(names)}
-    for job, _, names in (line.partition("|") for line in running.splitlines()):
-        for node in expand(names.strip()):
-            jobs[node].append(job.strip())
+    for job, het_job, names in (map(str.strip, line.split("|", 2)) for line in running.splitlines()):
+        for node in expand(names):
+            jobs[node].append(leader_of(job, het_job))
     by_name = {row[0]: row for row in rows if len(row) > 1}
     return [_node_status(row, jobs, switches) for _, row in sorted(by_name.items())]
 
@@ -351,6 +394,6 @@ def _node_status(row: Sequence[str], jobs: Mapping[str, Sequence[str]], switches
         accelerators_taken=accelerators_in(gres_used)[0],
         accelerator=accelerator,
         memory_bytes=int(memory) * 2**20 if memory.isdecimal() else 0,
-        jobs=tuple(jobs.get(name, ())),
+        jobs=tuple(dict.fromkeys(jobs.get(name, ()))),
         switch=switches.get(name),
     )

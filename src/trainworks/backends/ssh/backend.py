@@ -51,7 +51,7 @@ class SshBackend(DispatchedBackend):
     """Runs jobs of this user on hosts; all commands that name the same hosts share one queue on this machine."""
 
     name: ClassVar[str] = "ssh"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset({"roles", "environment.image"})
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"environment.image"})
 
     def __init__(self, options: Ssh) -> None:
         self._options = options
@@ -97,20 +97,30 @@ class SshBackend(DispatchedBackend):
         """Leave out hosts with other accelerators than the job names.
 
         Raises:
-            UsageError: no host that answers has them.
+            UsageError: no host that answers has them, or two roles name different ones.
         """
-        wanted = spec.node.accelerator
-        if wanted is None or not spec.node.accelerators:
-            return spec
-        any_kind = replace(spec, node=replace(spec.node, accelerator=None))
-        if wanted.lower() == _ANY:
-            return any_kind
+        named = list(dict.fromkeys(group.node.accelerator for group in spec.groups if group.node.accelerators))
+        any_kind = replace(
+            spec,
+            node=replace(spec.node, accelerator=None),
+            roles=tuple(replace(role, node=replace(role.node, accelerator=None)) for role in spec.roles),
+        )
+        wanted = [name for name in named if name is not None and name.lower() != _ANY]
+        if not wanted:
+            return any_kind if named else spec
+        if len(wanted) > 1:
+            raise UsageError(
+                f"roles on `ssh` have accelerators of one kind, got `{wanted[0]}` and `{wanted[1]}`",
+                hint=f"write `{_ANY}` for any",
+            )
         kinds = {host.name: host.accelerator for host in self.nodes() if host.state != "down"}
-        fitting = matching_names(wanted, [kind for kind in kinds.values() if kind])
+        fitting = matching_names(wanted[0], [kind for kind in kinds.values() if kind])
         others = [name for name, kind in kinds.items() if kind not in fitting and name not in spec.exclude]
         if kinds and len(others) == len(kinds):
             has = ", ".join(sorted({kind or "none" for kind in kinds.values()}))
-            raise UsageError(f"no host has an accelerator `{wanted}`; they have: {has}", hint=f"write `{_ANY}` for any")
+            raise UsageError(
+                f"no host has an accelerator `{wanted[0]}`; they have: {has}", hint=f"write `{_ANY}` for any"
+            )
         return replace(any_kind, exclude=(*spec.exclude, *others))
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
@@ -155,7 +165,9 @@ class SshBackend(DispatchedBackend):
         if after.depends_on != before.depends_on:
             hint = "stop the job and submit it again"
             raise UsageError("ssh cannot change `job.depends_on` of a submitted job", hint=hint)
-        after = replace(after, depends_on=row.spec.depends_on, min_nodes=row.spec.min_nodes, node=row.spec.node)
+        before = row.spec
+        after = replace(after, depends_on=before.depends_on, min_nodes=before.min_nodes, node=before.node)
+        after = replace(after, roles=before.roles)
         changed: JobChanges = {"name": after.name, "priority": after.priority, "spec": after}
         if not self._store.change(row.id, now=self._clock.now(), waits_since_attempt=row.attempt, **changed):
             raise UsageError(f"job {row.run_id} does not wait any more", hint="trainworks ps")

@@ -102,10 +102,12 @@ class SshHosts(OwnProcesses):
     are_here = False
     can_be_replaced = True
 
-    def __init__(self, order: TurnOrder, options: Ssh) -> None:
+    def __init__(self, order: TurnOrder, options: Ssh, *, has_roles: bool = False) -> None:
         self.addresses: Sequence[str] = [host.address for host in order.hosts]
         self._order = order
         self._options = options
+        self._has_roles = has_roles
+        """Whether a host sees the accelerators alone that it requested, which may be none."""
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """The link that runs a command on a host."""
@@ -115,7 +117,7 @@ class SshHosts(OwnProcesses):
     def _link(self, node: int, **what: Any) -> list[str]:
         host = self._order.hosts[node]
         env = {NODES: json.dumps(self._order.share)}
-        if host.devices:
+        if host.devices or self._has_roles:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, host.devices))
         marks = self._order.marks(host.name)
         message = RunOrder(
@@ -168,8 +170,10 @@ class SshTurn(ClusterTurn):
             addresses=tuple(host.address for host in self._order.hosts),
             cores_per_node=cores,
             accelerators_per_node=accelerators,
+            cores=tuple(host.usable_cores for host in self._order.hosts),
         )
-        hosts = SshHosts(self._order, self.run_dir.read_resolved().run_file.cluster.ssh)
+        run_file = self.run_dir.read_resolved().run_file
+        hosts = SshHosts(self._order, run_file.cluster.ssh, has_roles=bool(run_file.roles))
         resolved = self.begin(got, partial(hosts.command, 0), host=self._order.hosts[0].facts)
         resolved = resolved.on_nodes(num_nodes) if resolved.is_workload else resolved
         nodes = nodes_of(self.run_dir, resolved, (lock, self._control), hosts)
