@@ -16,10 +16,11 @@ from tests.fakes import processes, resolved_command
 from trainworks import verbosity
 from trainworks.agent import remote_agent
 from trainworks.agent.allocation import Allocation
+from trainworks.agent.channel import Channel, accept, connect
 from trainworks.agent.launch import run_mark
 from trainworks.agent.log_echo import LogEcho
 from trainworks.agent.node_agents import NODE_LEAVES
-from trainworks.agent.remote_agent import Channel, RemoteHosts, accept, connect
+from trainworks.agent.remote_agent import RemoteHosts
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host.network import listen
 from trainworks.jobs.environment import FORWARDED_VARIABLES, agent_environment

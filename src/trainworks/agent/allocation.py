@@ -61,8 +61,8 @@ def plan(run_dir: RunDir, on_first_node: Callable[[list[str]], list[str]]) -> Re
 def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Processes:
     """Ranks of a run on its allocated nodes.
 
-    Those of a workload are decided when it is planned, together with its layout; those of a command follow what it got,
-    one per accelerator unless the run file says how many.
+    Those of a workload are decided when it is planned, together with its layout; those of roles by what each requests;
+    those of a command follow what it got, one per accelerator unless the run file says how many.
 
     Raises:
         EnvironmentProblem: a workload got other nodes than it was planned for.
@@ -72,6 +72,8 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
         if num_nodes != planned.nodes and resolved.fewer_nodes(num_nodes) is None:
             message = f"the run is planned for {planned.nodes} nodes, and {engine} gave it {num_nodes}"
             raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
+        return planned
+    if planned.roles:
         return planned
     ranks = planned.processes_per_node
     if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":
