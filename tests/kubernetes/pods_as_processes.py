@@ -227,9 +227,10 @@ class Cluster:
             return None  # those of the attempt before have to go first
         if not mine:
             mine = [self._create(pod) for pod in self._wanted_pods(jobset)]
-        self._replace(jobset, mine)
-        self._schedule([pod for pod in mine if not pod["spec"].get("nodeName")])
         attempt = (jobset["metadata"]["uid"], restarts)
+        if attempt not in self._failures:
+            self._replace(jobset, mine)
+        self._schedule([pod for pod in mine if not pod["spec"].get("nodeName")])
         if (failure := self._failures.get(attempt) or self._failure(jobset, mine)) is not None:
             self._failures[attempt] = failure  # the first one, as in the status of a Job: its pod may be gone soon
             self._delete_pods(pod for pod in mine if not has_ended(pod))

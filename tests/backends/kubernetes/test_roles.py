@@ -100,7 +100,7 @@ def test_a_server_that_is_lost_more_often_than_its_restarts_fails_the_job(kube: 
         wait_until(lambda: run.there.read_status().state == "RUNNING")
         run.delete_pod(0, role="server")
     seen = run.reaches("FAILED")
-    assert seen.cause == "node_lost"
+    assert (seen.cause, seen.reason) == ("node_lost", "node 1: the connection to the node was lost (role `server`)")
     assert nodes_taken(kube) == []
 
 

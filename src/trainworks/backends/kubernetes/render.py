@@ -6,8 +6,8 @@ Values from a user become arguments, values of variables or names that the API s
 Restarts are decided at three levels, each with what only it can see: the supervisor restarts ranks in their pods; its
 exit code says whether new pods may help; the JobSet creates new pods, also when the supervisor itself is lost.
 
-Each role is a group of pods of its own. The pods of a role with `restarts` are replaced one by one, except those of the
-first role, whose first pod is the supervisor.
+Each role is a group of pods of its own. The pods of a role with `restarts` are replaced one by one as long as the
+supervisor waits for them, except those of the first role, whose first pod is the supervisor.
 
 Source: JobSet's API `jobset.x-k8s.io/v1alpha2`, with `onJobFailureMessagePatterns`; batch/v1 Jobs in Indexed
 mode, whose messages of a pod failure policy are in pkg/controller/job/pod_failure_policy.go.
@@ -139,8 +139,8 @@ def jobset(
     tags = {RUN_TAG: mark_of(run_dir, machine), **({HELD: "true"} if spec.hold else {})}
     roles, first_node = dict[str, tuple[manifest.KubernetesJob, PodProgram]](), 0
     for number, (role, (one, own), program) in enumerate(zip(spec.roles, groups, programs, strict=bool(spec.roles))):
-        alone, place = role.restarts if number else 0, {FIRST_NODE: str(first_node)}
-        pods = replace(program, restarts_alone=alone, pod_annotations=place)
+        alone, place = number > 0 and role.restarts > 0, {FIRST_NODE: str(first_node)}
+        pods = replace(program, replaces_pods=alone, pod_annotations=place)
         roles[role.name] = (_job(one, own, autoscale), pods)
         first_node += role.nodes
     return write_jobset(_job(spec, cluster, autoscale), replace(programs[0], annotations=tags), roles)

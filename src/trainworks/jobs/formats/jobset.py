@@ -39,6 +39,8 @@ _LANGUAGE = "a JobSet"
 _LONGEST_ANNOTATION = 100_000
 """Most characters of the annotation; Kubernetes takes 256 KiB of all annotations together."""
 _ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+_NO_LIMIT = 2**31 - 1
+"""Largest `backoffLimit`."""
 _SERVICE_PORT = 24_000
 """Port where other roles find a pod."""
 
@@ -60,8 +62,8 @@ class PodProgram:
     """Rules of the JobSet's failure policy."""
     pod_failure_rules: Sequence[Mapping[str, Any]] = ()
     """Rules of the Job's pod failure policy, after the one for disrupted pods."""
-    restarts_alone: int = 0
-    """How often Kubernetes replaces a lost pod while the others run on."""
+    replaces_pods: bool = False
+    """Whether Kubernetes replaces a lost pod while the others run on; what runs in them counts how often."""
     annotations: Mapping[str, str] = field(default_factory=dict)
     pod_annotations: Mapping[str, str] = field(default_factory=dict)
     keep_s: int | None = None
@@ -260,7 +262,7 @@ def _indexed_job(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[st
     """Job with one pod per node, which are replaced one by one or not at all."""
     nodes, limit_s = job.spec.max_nodes, job.spec.time_limit_s
     disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    rules = [*([] if program.restarts_alone else [disrupted]), *program.pod_failure_rules]
+    rules = [*([] if program.replaces_pods else [disrupted]), *program.pod_failure_rules]
     annotations = {
         **elastic.pod_annotations(job),
         **manifest.topology_annotations(job),
@@ -273,7 +275,7 @@ def _indexed_job(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[st
             "parallelism": nodes,
             "completions": nodes,
             "completionMode": "Indexed",
-            "backoffLimit": program.restarts_alone,
+            "backoffLimit": _NO_LIMIT if program.replaces_pods else 0,
             "activeDeadlineSeconds": math.ceil(limit_s) if limit_s is not None else None,
             "podFailurePolicy": {"rules": rules},
             "template": patched(template, job.cluster.patch),
