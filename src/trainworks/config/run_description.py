@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from trainworks.config.load import NO_SETTINGS, Settings, name_from, parse_run_file, problems_of, with_settings
 from trainworks.config.manifests.kinds import read_jobset, read_pytorchjob, read_trainjob
+from trainworks.config.manifests.leader_workers import read_leader_worker_set
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
 from trainworks.config.manifests.pod import OWN_LABELS
 from trainworks.config.manifests.reading import Handler, ManifestReading, ManifestSource, at
@@ -104,6 +105,7 @@ KINDS = {
     "JobSet": "jobset.x-k8s.io/v1alpha2",
     "TrainJob": "trainer.kubeflow.org/v1alpha1",
     "PyTorchJob": "kubeflow.org/v1",
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1",
 }
 """Version of the API that is read, by kind."""
 _OWN_OBJECTS = "Trainworks labels its own objects"
@@ -194,6 +196,7 @@ def _annotations(reading: ManifestReading, value: Any, key: FieldPath) -> None:
 
 _READERS: Mapping[str, Callable[[ManifestReading, Any, FieldPath, OwnJob], None]] = {
     "JobSet": read_jobset,
+    "LeaderWorkerSet": read_leader_worker_set,
     "PyTorchJob": read_pytorchjob,
     "TrainJob": read_trainjob,
 }
