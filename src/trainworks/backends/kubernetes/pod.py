@@ -18,6 +18,7 @@ from trainworks.agent.remote_agent import TOKEN_FILE, greeting_of
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import Clock
+from trainworks.host.network import is_known
 from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
@@ -30,6 +31,7 @@ TRAINWORKS_PODS has the DNS name of each role's pods, `%d` for their index, and 
 STARTS_ALONE = "TRAINWORKS_STARTS_ALONE"
 """Variable of a pod with the numbers of the roles whose pods are replaced one by one."""
 
+_LOOK_S = 0.5
 _LARGEST_BYTES = 1 << 20
 """Most bytes of all values together; MaxSecretSize in pkg/apis/core/types.go of Kubernetes."""
 
@@ -150,6 +152,8 @@ def wait_for_pods(pod: Pod, clock: Clock) -> Allocation:
     Raises:
         EnvironmentProblem: a process that does not know the token answers at a pod's address.
     """
+    while pod.has_roles and not is_known(pod.names[0]):  # Kubernetes publishes it once the pod has an address
+        clock.sleep(_LOOK_S)
     others = [greeting_of(name, pod.token, clock) for name in pod.names[1:]]
     addresses = (pod.address, *(address for _, address in others))
     return Allocation(

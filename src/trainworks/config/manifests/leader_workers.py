@@ -27,7 +27,7 @@ def read_leader_worker_set(reading: ManifestReading, spec: Any, key: FieldPath, 
     """Read the `spec` of a LeaderWorkerSet, of which none is Trainworks' own."""
     place, group = (*key, "leaderWorkerTemplate"), at(spec, "leaderWorkerTemplate")
     handlers: dict[str, Handler] = {
-        "replicas": partial(_replicas, reading),
+        "replicas": None,
         "leaderWorkerTemplate": {
             "leaderTemplate": None,
             "workerTemplate": None,
@@ -46,6 +46,9 @@ def read_leader_worker_set(reading: ManifestReading, spec: Any, key: FieldPath, 
         "networkConfig": "the pods of a job always find each other by name",
     }
     reading.each(spec, key, handlers)
+    if at(spec, "replicas") not in (None, 1):
+        message = f"{at(spec, 'replicas')} groups of a leader and its workers are so many servers, and not one job"
+        reading.refuse((*key, "replicas"), message, "set `replicas: 1`, and submit a job for each group")
     size = 1 if at(group, "size") is None else at(group, "size")
     if not isinstance(size, int) or size < 1:
         hint = "fill it in, as with `envsubst < FILE`" if "$" in str(size) else None
@@ -60,12 +63,6 @@ def read_leader_worker_set(reading: ManifestReading, spec: Any, key: FieldPath, 
     roles: list[Entry] = [({"name": role}, (*place, name)) for role, name in templates.items()]
     read_roles(reading, roles, {"targetReplicatedJobs": ["leader"]}, place, partial(_read_role, group, size))
     reading.data["roles"]["worker"].pop("may_end")  # a worker that ends is started again there
-
-
-def _replicas(reading: ManifestReading, value: Any, key: FieldPath) -> None:
-    if value != 1:
-        message = f"{value} groups of a leader and its workers are so many servers of one kind, and no job"
-        reading.refuse(key, message, "set `replicas: 1`, and submit a job for each group")
 
 
 def _variables(leader: str, size: int, index: str) -> dict[str, str]:
