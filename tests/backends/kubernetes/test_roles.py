@@ -104,6 +104,20 @@ def test_a_server_that_is_lost_more_often_than_its_restarts_fails_the_job(kube: 
     assert nodes_taken(kube) == []
 
 
+def test_a_server_that_is_lost_after_its_last_restart_starts_all_roles_again_in_their_pods(kube: Kube) -> None:
+    run = kube.roles({"trainer": TRAINER, "server": SERVER | {"nodes": 1, "restarts": 1}}, restarts=1).submit()
+    for times in (1, 2):
+        up(run, 0)
+        up(run, 1, times=times)
+        wait_until(lambda: run.there.read_status().state == "RUNNING")
+        run.delete_pod(0, role="server")
+    up(run, 0, times=2)
+    up(run, 1, times=3)
+    run.tell()
+    assert run.reaches("SUCCEEDED").restarts == 0
+    assert len([pod for pod in run.pods() if "-trainer-" in pod["metadata"]["name"]]) == 1
+
+
 def test_a_failed_command_of_a_role_names_it(kube: Kube) -> None:
     run = kube.roles({"trainer": TRAINER, "server": {"run": "echo no such model; exit 3", "decides": False}}).submit()
     seen = run.reaches("FAILED")
