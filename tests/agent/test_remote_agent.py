@@ -16,13 +16,16 @@ from tests.fakes import processes, resolved_command
 from trainworks import verbosity
 from trainworks.agent import remote_agent
 from trainworks.agent.allocation import Allocation
+from trainworks.agent.channel import Channel, accept, connect
 from trainworks.agent.launch import run_mark
 from trainworks.agent.log_echo import LogEcho
 from trainworks.agent.node_agents import NODE_LEAVES
-from trainworks.agent.remote_agent import Channel, RemoteHosts, accept, connect
+from trainworks.agent.remote_agent import RETURNS, RemoteHosts
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.host.network import listen
 from trainworks.jobs.environment import FORWARDED_VARIABLES, agent_environment
+from trainworks.jobs.state import Cause
+from trainworks.record.exit_code import NODE_RETURNS
 from trainworks.record.run_dir import RunDir
 
 
@@ -133,6 +136,28 @@ def test_the_first_node_runs_its_own_agent() -> None:
     remote = hosts.command(1, command)
     assert remote[3:6] == ["trainworks.agent.remote_agent", "/etc/trainworks", "10.0.0.2"]
     assert remote[6:] == ["trainworks.agent.command_agent", "/runs/x", "$(y)"]
+
+
+def test_the_proxy_of_a_node_that_its_cluster_replaces_knows_it() -> None:
+    got = Allocation(job="7", nodes=("a", "b", "c"), addresses=("a.job", "b.job", "c.job"))
+    hosts = RemoteHosts(got, Path("/etc/trainworks"), {2})
+    command = ["/usr/bin/python", "-P", "-m", "trainworks.agent.command_agent", "/runs/x"]
+    assert hosts.command(1, command)[5:] == ["b.job", "trainworks.agent.command_agent", "/runs/x"]
+    assert hosts.command(2, command)[5:] == ["c.job", RETURNS, "trainworks.agent.command_agent", "/runs/x"]
+    assert hosts.lost_part(NODE_RETURNS, Path("log")) is Cause.NODE_LOST
+    assert hosts.lost_part(-9, Path("log")) is Cause.AGENT_LOST
+
+
+def test_a_peer_that_is_gone_before_it_speaks_is_not_a_stranger() -> None:
+    server = listen()
+
+    def hang_up() -> None:
+        server.accept()[0].close()
+
+    threading.Thread(target=hang_up, daemon=True).start()
+    with pytest.raises(OSError):
+        connect(*server.getsockname(), "secret")
+    server.close()
 
 
 def test_logs_of_a_node_are_copied_to_its_standard_output(run_dir: RunDir, capfd: pytest.CaptureFixture[str]) -> None:

@@ -334,7 +334,7 @@ def test_a_second_container_becomes_a_sidecar() -> None:
         (pytorchjob(container(command=["a", "demo-master-0"])), "`demo-master-0` is the name of a pod"),
         (trainjob({"image": None}), "`image` is that of the runtime"),
         (trainjob(runtime="deepspeed-distributed"), "starts the ranks with a launcher of deepspeed"),
-        (trainjob(initializer={"dataset": {}}), "Trainworks downloads no data"),
+        (trainjob(initializer={"dataset": {}}), "the program and the volume of an initializer"),
         (trainjob({"numNodes": "many"}), "`num_nodes` must be an integer, got `many`"),
         (jobset() + "---\n" + jobset(), "the file has 2 jobs"),
         ("apiVersion: kubeflow.org/v1\nkind: MPIJob\n", "`MPIJob` is not a job that can be read"),

@@ -43,6 +43,7 @@ _JOBSETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
 _JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
 _WORKLOADS = f"/apis/kueue.x-k8s.io/v1beta1/namespaces/{NAMESPACE}/workloads"
 _NAME, _ATTEMPT = "jobset.sigs.k8s.io/jobset-name", "jobset.sigs.k8s.io/restart-attempt"
+_JOB = "batch.kubernetes.io/job-name"
 _INDEX, _QUEUE = "batch.kubernetes.io/job-completion-index", "kueue.x-k8s.io/queue-name"
 _TRACKING = "batch.kubernetes.io/job-tracking"
 """Finalizer by which Job's controller sees how every pod ends, even one that is deleted without grace."""
@@ -98,7 +99,8 @@ class Cluster:
         self.nodes: list[Object] = []
         self.pods: list[Object] = []
         self.jobsets: list[Object] = []
-        self._failures: dict[tuple[str, int], tuple[str, str]] = {}
+        self._failures: dict[tuple[str, int], tuple[str, str, str]] = {}
+        self._failed: dict[tuple[str, str, str], set[str]] = {}
         self._version = ""
 
     def make_nodes(self) -> None:
@@ -181,7 +183,8 @@ class Cluster:
         if not jobset["spec"].get("suspend"):
             return None
         if self._places(self._wanted_pods(jobset)) is None:
-            message = "couldn't assign flavors to pod set node: insufficient unused quota for nvidia.com/gpu"
+            group = jobset["spec"]["replicatedJobs"][-1]["name"]
+            message = f"couldn't assign flavors to pod set {group}: insufficient unused quota for nvidia.com/gpu"
             return self._judge(workload, condition("QuotaReserved", False, "Pending", message))
         self._judge(workload, condition("QuotaReserved", True, "QuotaReserved"))
         return self._set_suspended(jobset, False)
@@ -224,69 +227,74 @@ class Cluster:
             return None  # those of the attempt before have to go first
         if not mine:
             mine = [self._create(pod) for pod in self._wanted_pods(jobset)]
-        self._schedule([pod for pod in mine if not pod["spec"].get("nodeName")])
         attempt = (jobset["metadata"]["uid"], restarts)
+        if attempt not in self._failures:
+            self._replace(jobset, mine)
+        self._schedule([pod for pod in mine if not pod["spec"].get("nodeName")])
         if (failure := self._failures.get(attempt) or self._failure(jobset, mine)) is not None:
             self._failures[attempt] = failure  # the first one, as in the status of a Job: its pod may be gone soon
             self._delete_pods(pod for pod in mine if not has_ended(pod))
             return self._decide(jobset, *failure) if all(has_ended(pod) for pod in mine) else None
-        if all(phase(pod) == "Succeeded" for pod in mine):
+        done = {_place(pod) for pod in mine if phase(pod) == "Succeeded"}
+        if all(_place(pod) in done for pod in mine):
             return self._finish(jobset, "Completed", "AllJobsCompleted", "jobset completed successfully")
         return None
 
     def _wanted_pods(self, jobset: Object) -> list[Object]:
-        metadata, group = jobset["metadata"], jobset["spec"]["replicatedJobs"][0]
-        template = group["template"]["spec"]["template"]
-        of_template = template.get("metadata") or {}
-        attempt = str((jobset.get("status") or {}).get("restarts", 0))
-        job = f"{metadata['name']}-{group['name']}-0"
-        owner = {key: jobset[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
-        own = {_NAME: metadata["name"], _ATTEMPT: attempt, "batch.kubernetes.io/job-name": job}
         return [
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": f"{job}-{index}-{secrets.token_hex(3)[:5]}",
-                    "labels": {**(of_template.get("labels") or {}), **own, _INDEX: str(index)},
-                    "annotations": {**(of_template.get("annotations") or {}), _INDEX: str(index)},
-                    "finalizers": [_TRACKING],
-                    "ownerReferences": [owner],
-                },
-                "spec": {**template["spec"], "hostname": f"{job}-{index}", "subdomain": metadata["name"]},
-            }
+            _pod(jobset, group, index)
+            for group in jobset["spec"]["replicatedJobs"]
             for index in range(group["template"]["spec"]["completions"])
         ]
+
+    def _replace(self, jobset: Object, pods: list[Object]) -> None:
+        """New pods at once for those that have failed, while the backoff limit of their Job is not reached."""
+        there = {_place(pod) for pod in pods if phase(pod) != "Failed"}
+        for group in jobset["spec"]["replicatedJobs"]:
+            job, spec = _job_name(jobset, group), group["template"]["spec"]
+            failed = self._failed_pods(jobset, job, pods)
+            if failed and failed <= spec.get("backoffLimit", 6):
+                missing = [index for index in range(spec["completions"]) if (job, str(index)) not in there]
+                pods += [self._create(_pod(jobset, group, index)) for index in missing]
+
+    def _failed_pods(self, jobset: Object, job: str, pods: list[Object]) -> int:
+        """How many pods of a Job have failed, with those that were deleted since."""
+        attempt = str((jobset.get("status") or {}).get("restarts", 0))
+        seen = self._failed.setdefault((jobset["metadata"]["uid"], attempt, job), set())
+        seen |= {pod["metadata"]["uid"] for pod in pods if phase(pod) == "Failed" and labels(pod)[_JOB] == job}
+        return len(seen)
 
     def _create(self, pod: Object) -> Object:
         made = self.client.create(f"{_CORE}/pods", pod)
         self.pods.append(made)
         return made
 
-    def _failure(self, jobset: Object, pods: list[Object]) -> tuple[str, str] | None:
-        """Reason and message of a Job that has failed."""
-        job = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]
-        deadline_s = job.get("activeDeadlineSeconds")
-        if deadline_s is not None and self.kubelets.age_s(pods) > deadline_s:
-            return "DeadlineExceeded", "Job was active longer than specified deadline"
-        for pod in pods:
-            if phase(pod) != "Failed":
-                continue
-            for index, rule in enumerate(job.get("podFailurePolicy", {}).get("rules", [])):
-                if (words := _matches(rule, pod)) is not None:
-                    return "PodFailurePolicy", f"{words} matching {rule['action']} rule at index {index}"
-            return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
+    def _failure(self, jobset: Object, pods: list[Object]) -> tuple[str, str, str] | None:
+        """Name, reason and message of a Job that has failed."""
+        for group in jobset["spec"]["replicatedJobs"]:
+            name, job = _job_name(jobset, group), group["template"]["spec"]
+            own = [pod for pod in pods if labels(pod)[_JOB] == name]
+            deadline_s = job.get("activeDeadlineSeconds")
+            if deadline_s is not None and self.kubelets.age_s(own) > deadline_s:
+                return name, "DeadlineExceeded", "Job was active longer than specified deadline"
+            failed = [pod for pod in own if phase(pod) == "Failed"]
+            for pod in failed:
+                for index, rule in enumerate(job.get("podFailurePolicy", {}).get("rules", [])):
+                    if (words := _matches(rule, pod)) is not None:
+                        return name, "PodFailurePolicy", f"{words} matching {rule['action']} rule at index {index}"
+            if self._failed_pods(jobset, name, own) > job.get("backoffLimit", 6):
+                return name, "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         return None
 
-    def _decide(self, jobset: Object, reason: str, message: str) -> None:
+    def _decide(self, jobset: Object, job: str, reason: str, message: str) -> None:
         """By the JobSet's failure policy."""
         policy, status = jobset["spec"].get("failurePolicy") or {}, jobset.get("status") or {}
         action = next((rule["action"] for rule in policy.get("rules", []) if _applies(rule, reason, message)), "")
         restarts, counted = status.get("restarts", 0), status.get("restartsCountTowardsMax", 0)
         counts = action != "RestartJobSetAndIgnoreMaxRestarts"
         name = jobset["metadata"]["name"]
-        words = f"jobset failed due to one or more job failures (first failed job: {name}-node-0)"
-        self._note_the_failed_job(jobset, reason, message)
+        words = f"jobset failed due to one or more job failures (first failed job: {job})"
+        self._note_the_failed_job(jobset, job, reason, message)
         if action == "FailJobSet":
             return self._finish(jobset, "Failed", "FailJobSetFailurePolicyAction", words)
         if counts and counted >= policy.get("maxRestarts", 0):
@@ -296,11 +304,10 @@ class Cluster:
         self.client.patch(f"{_JOBSETS}/{name}/status", {"status": changed})
         return None
 
-    def _note_the_failed_job(self, jobset: Object, reason: str, message: str) -> None:
+    def _note_the_failed_job(self, jobset: Object, name: str, reason: str, message: str) -> None:
         """The one object of a Job that is made here."""
         metadata = jobset["metadata"]
         owner = {key: jobset[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
-        name = f"{metadata['name']}-node-0"
         about = {"name": name, "labels": {_NAME: metadata["name"]}, "ownerReferences": [owner]}
         self._delete(f"{_JOBS}/{name}")
         self.client.create(_JOBS, {"metadata": about, "spec": {}})
@@ -351,6 +358,36 @@ class Cluster:
                 for key, amount in _asked(pod).items():
                     free[key] -= amount
         return free
+
+
+def _job_name(jobset: Object, group: Object) -> str:
+    return f"{jobset['metadata']['name']}-{group['name']}-0"
+
+
+def _pod(jobset: Object, group: Object, index: int) -> Object:
+    """As Job's controller makes the pod of one index."""
+    metadata, template, job = jobset["metadata"], group["template"]["spec"]["template"], _job_name(jobset, group)
+    of_template = template.get("metadata") or {}
+    attempt = str((jobset.get("status") or {}).get("restarts", 0))
+    owner = {key: jobset[key] for key in ("apiVersion", "kind")} | {key: metadata[key] for key in ("name", "uid")}
+    own = {_NAME: metadata["name"], _ATTEMPT: attempt, _JOB: job}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": f"{job}-{index}-{secrets.token_hex(3)[:5]}",
+            "labels": {**(of_template.get("labels") or {}), **own, _INDEX: str(index)},
+            "annotations": {**(of_template.get("annotations") or {}), _INDEX: str(index)},
+            "finalizers": [_TRACKING],
+            "ownerReferences": [owner],
+        },
+        "spec": {**template["spec"], "hostname": f"{job}-{index}", "subdomain": metadata["name"]},
+    }
+
+
+def _place(pod: Object) -> tuple[str, str]:
+    """Job and index of a pod."""
+    return labels(pod)[_JOB], labels(pod)[_INDEX]
 
 
 def _matches(rule: Object, pod: Object) -> str | None:
@@ -617,7 +654,8 @@ def _expanded(text: str, env: dict[str, str]) -> str:
 def _hosts(pod: Object, pods: list[Object]) -> Iterator[str]:
     """What the headless service of the JobSet says in DNS, and the kubelet of a pod's own name."""
     for one in pods:
-        if labels(one)[_NAME] == labels(pod)[_NAME] and "podIP" in one["status"]:
+        is_there = "podIP" in one["status"] and not has_ended(one)
+        if labels(one)[_NAME] == labels(pod)[_NAME] and is_there:
             name, domain = one["spec"]["hostname"], one["spec"]["subdomain"]
             yield f"{one['status']['podIP']} {name}.{domain} {name}\n"
 

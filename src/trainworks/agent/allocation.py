@@ -30,7 +30,7 @@ class Allocation:
     cores_per_node: int = 1
     accelerators_per_node: int = 0
     cores: tuple[int, ...] = ()
-    """Cores of each node, where they differ from `cores_per_node`: nodes of other roles than the first one."""
+    """Cores of each node, where the engine says them; `cores_per_node` are those of the first one."""
 
     def cores_of(self, nodes: Sequence[int]) -> int:
         """Cores that each of these nodes has at least."""
@@ -69,7 +69,7 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
 
     Those of a workload are decided when it is planned, together with its layout; those of a command follow what it got,
     one per accelerator unless the run file says how many. Each role has the nodes, ranks and accelerators that it
-    requested, and threads for the cores that it got.
+    requested, and threads for the cores that it got, where they are known of each node.
 
     Raises:
         EnvironmentProblem: a workload got other nodes than it was planned for, or roles another number of them.
@@ -84,6 +84,8 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
         if num_nodes != planned.nodes:
             message = f"the roles have {planned.nodes} nodes together, and {engine} gave the job {num_nodes}"
             raise EnvironmentProblem(message, hint="trainworks retry")
+        if not got.cores:
+            return planned
         return Processes.of_roles({str(group.role): _role_on(group, got) for group in planned.groups()})
     ranks = planned.processes_per_node
     if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":

@@ -4,32 +4,25 @@ Every node except the first runs an `AgentServer`. The supervisor on the first n
 agent, `python -m trainworks.agent.remote_agent SECRETS ADDRESS MODULE ARGUMENT...`: it has the server start the module,
 forwards SIGTERM, and exits as the agent does. To the supervisor, a lost connection looks like a lost node.
 
-The two nodes talk over a channel of JSON messages, after a mutual handshake. Both sides prove that they know the token
-of the job; the token itself is never sent. Messages are neither encrypted nor signed: they are as safe as the cluster
-network, over which the ranks communicate as well.
+A cluster may replace a node while the others run on. When it ends such a node, the agent there ends, too. Its proxy
+ends with `NODE_RETURNS` when the connection is lost, and the next proxy waits for the new node.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import hmac
-import json
-import logging
 import os
-import secrets
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import final
 
 from trainworks.agent.allocation import Allocation
+from trainworks.agent.channel import Channel, accept, connect_when_ready
 from trainworks.agent.log_echo import LogEcho
 from trainworks.agent.node_agents import NODE_LEAVES, OwnProcesses
 from trainworks.errors import EnvironmentProblem, TrainworksError
@@ -38,137 +31,9 @@ from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.network import listen
 from trainworks.jobs.environment import FORWARDED_VARIABLES
-from trainworks.record.exit_code import ExitCode
+from trainworks.jobs.state import Cause
+from trainworks.record.exit_code import NODE_RETURNS, ExitCode
 from trainworks.record.run_dir import RunDir
-
-_LOG = logging.getLogger(__name__)
-
-Message = dict[str, Any]
-_Side = Literal["asks", "answers"]
-
-_HANDSHAKE_S = 10.0
-_RETRY_S = 0.5
-_LARGEST_MESSAGE = 1 << 20
-_LENGTH = struct.Struct("!I")
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}
-"""A peer that disappears is noticed after 10 s of silence and three unanswered probes."""
-
-
-@final
-class Channel:
-    """Sends and receives JSON objects, each with its length in front, so that nothing is read ahead of `poll`."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        self._socket = peer
-        peer.settimeout(_HANDSHAKE_S)
-
-    def fileno(self) -> int:
-        """File descriptor for `poll` and `select`: readable once `receive` has a message, or the end of them."""
-        return self._socket.fileno()
-
-    def send(self, message: Message) -> bool:
-        """Send a message; False if the peer is gone."""
-        data = json.dumps(message).encode()
-        try:
-            self._socket.sendall(_LENGTH.pack(len(data)) + data)
-        except OSError:
-            return False
-        return True
-
-    def receive(self) -> Message | None:
-        """Receive the next message; None once the peer or the network is gone."""
-        try:
-            (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-            message = json.loads(self._read(length)) if length <= _LARGEST_MESSAGE else None
-        except (OSError, ValueError, RecursionError):  # also from a stranger before the handshake
-            return None
-        return message if isinstance(message, dict) else None
-
-    def _read(self, length: int) -> bytes:
-        data = b""
-        while len(data) < length:
-            if not (chunk := self._socket.recv(length - len(data))):
-                raise ConnectionError("the peer has closed the connection")
-            data += chunk
-        return data
-
-    def authenticate(self, token: str, side: _Side) -> bool:
-        """Exchange proofs of the token: hashes over the other side's random number.
-
-        The connecting side proves it first, so that a stranger who connects learns nothing.
-        """
-        nonce = secrets.token_hex(32)
-        self.send({"nonce": nonce})
-        other_nonce = str((self.receive() or {}).get("nonce"))
-        other: _Side = "answers" if side == "asks" else "asks"
-        if side == "asks":
-            self.send({"proof": _proof(token, side, other_nonce)})
-        proof = str((self.receive() or {}).get("proof"))
-        if other_nonce == nonce or not hmac.compare_digest(proof.encode(), _proof(token, other, nonce).encode()):
-            return False
-        if side == "answers":
-            self.send({"proof": _proof(token, side, other_nonce)})
-        self._socket.settimeout(None)
-        return True
-
-    def close(self) -> None:
-        """Close the connection; the peer receives the end of messages."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
-
-
-def _proof(token: str, side: _Side, nonce: str) -> str:
-    return hmac.new(token.encode(), f"{side}:{nonce}".encode(), hashlib.sha256).hexdigest()
-
-
-def connect(host: str, port: int, token: str) -> Channel:
-    """Connect to a node of the job.
-
-    Raises:
-        OSError: the node does not listen yet, or DNS does not know its name yet.
-        EnvironmentProblem: the peer does not know the token.
-    """
-    return _authenticated(socket.create_connection((host, port), timeout=_HANDSHAKE_S), token, "asks")
-
-
-def connect_when_ready(host: str, port: int, token: str, patience_s: float, clock: Clock) -> Channel | None:
-    """Connect to a node once it listens; None after `patience_s`.
-
-    Raises:
-        EnvironmentProblem: the peer does not know the token.
-    """
-    deadline = clock.now() + patience_s
-    while True:
-        try:
-            return connect(host, port, token)
-        except OSError as error:
-            _LOG.debug("%s:%d does not answer: %s", host, port, error)
-            if clock.now() > deadline:
-                return None
-            clock.sleep(_RETRY_S)
-
-
-def accept(peer: socket.socket, token: str) -> Channel:
-    """Accept a node that has connected.
-
-    Raises:
-        EnvironmentProblem: the peer does not know the token.
-    """
-    return _authenticated(peer, token, "answers")
-
-
-def _authenticated(peer: socket.socket, token: str, side: _Side) -> Channel:
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        peer.setsockopt(socket.IPPROTO_TCP, option, value)
-    address, channel = peer.getpeername()[0], Channel(peer)
-    if not channel.authenticate(token, side):
-        channel.close()
-        raise EnvironmentProblem(f"`{address}` does not belong to this job")
-    return channel
-
 
 AGENT_PORT = 23_456
 """Port of the agent server on every node except the first."""
@@ -184,6 +49,11 @@ _LAST_ORDERS_S = 5.0
 """Time for further orders of the supervisor after the agent has ended, if the node has to leave."""
 _CONNECT_S = 15.0
 """Time to reach a node that has answered before; after that it counts as lost."""
+_RETURN_S = 1800.0
+"""Time for another node to stand at the address of one that its cluster replaces."""
+_LOOK_S = 2.0
+RETURNS = "--returns"
+"""Option of a proxy: the cluster replaces this node alone."""
 _DAY_S = 24 * 3600.0
 _DISMISS_THREADS = 64
 
@@ -193,10 +63,14 @@ class AgentServer:
     """Starts agents for the supervisor, one at a time, and reports how they end.
 
     The run directory is on a file system that all nodes share. `node` is the index of this node, and `name` and
-    `address` those of its machine.
+    `address` those of its machine. With `returns` the cluster replaces this node alone: if it has to leave, its agent
+    ends and the others run on.
     """
 
-    def __init__(self, run_dir: RunDir, *, node: int, name: str, address: str, token: str) -> None:
+    def __init__(
+        self, run_dir: RunDir, *, node: int, name: str, address: str, token: str, returns: bool = False
+    ) -> None:
+        self._returns = returns
         self._run_dir = run_dir
         self._node = node
         self._greeting = {"address": address, "name": name}
@@ -219,7 +93,10 @@ class AgentServer:
             threading.Thread(target=self._serve, args=(peer,), daemon=True).start()
 
     def _on_terminate(self, number: int, frame: object) -> None:
-        """The cluster ends this node: ranks continue until the supervisor has stopped all of them."""
+        """The cluster ends this node: ranks continue until the supervisor has stopped all of them.
+
+        If the supervisor does not, the whole job is not about to end; a node that returns then ends its own agent.
+        """
         self._terminated = True
         _schedule(_NODE_LEAVES_S, self._leaving.set)
         if not self._agent_lock.locked():
@@ -230,6 +107,9 @@ class AgentServer:
         self._finished.send(b".")
 
     def _serve(self, peer: socket.socket) -> None:
+        if self._has_left:
+            peer.close()  # the proxy tries again, at the next node of this address
+            return
         try:
             channel = accept(peer, self._token)
         except (TrainworksError, OSError) as error:
@@ -255,6 +135,9 @@ class AgentServer:
             code = self._watch(channel, agent)
             if code is None:
                 process.end_descendants(_END_GRACE_S)
+        if self._has_left:
+            self._finish(_TERMINATED)
+            return
         channel.send({"exit": code})
         if self._terminated:
             _schedule(_LAST_ORDERS_S, lambda: self._finish(_TERMINATED))
@@ -273,8 +156,15 @@ class AgentServer:
                     if isinstance(number := message.get("signal"), int):
                         agent.signal_group(signal.Signals(number))
                 if self._leaving.is_set() and not reported:
-                    reported = channel.send({"leaving": True})
+                    if self._returns:
+                        agent.signal_group(signal.SIGTERM)
+                    reported = self._returns or channel.send({"leaving": True})
         return code
+
+    @property
+    def _has_left(self) -> bool:
+        """Whether another node takes the place of this one."""
+        return self._returns and self._leaving.is_set()
 
 
 def _schedule(seconds: float, action: Callable[[], object]) -> None:
@@ -318,54 +208,79 @@ def dismiss(addresses: Sequence[str], token: str, clock: Clock, *, patience_s: f
 class RemoteHosts(OwnProcesses):
     """Starts agents: on the first node as children of this process, on the others through a proxy process.
 
-    Proxies forward SIGTERM, and end by the signals of their agents.
+    Proxies forward SIGTERM, and end by the signals of their agents. The cluster replaces each of the nodes `returning`
+    alone, under its address.
     """
 
     are_here = False
 
-    def __init__(self, nodes: Allocation, secrets: Path) -> None:
+    def __init__(self, nodes: Allocation, secrets: Path, returning: Collection[int] = ()) -> None:
         self.addresses: Sequence[str] = nodes.addresses
         self._secrets = secrets
+        self._returning = returning
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """Command of the agent on the first node; elsewhere, command of the proxy that starts the same module."""
         if node == 0:
             return command
-        module = command[command.index("-m") + 1 :]
-        return process.python_module("trainworks.agent.remote_agent", str(self._secrets), self.addresses[node], *module)
+        words = [self.addresses[node], *([RETURNS] if node in self._returning else [])]
+        words += command[command.index("-m") + 1 :]
+        return process.python_module("trainworks.agent.remote_agent", str(self._secrets), *words)
+
+    def lost_part(self, exit_code: int, log: Path) -> Cause:
+        """The node where it returns; else the agent."""
+        return Cause.NODE_LOST if exit_code == NODE_RETURNS else super().lost_part(exit_code, log)
 
 
 def main(secrets: str, address: str, *command: str) -> int:
-    """Start an agent on another node, and exit as it does."""
+    """Start an agent on another node, and exit as it does; by the signal of `NODE_RETURNS` if that node is replaced."""
+    returns = command[0] == RETURNS
     token = (Path(secrets) / TOKEN_FILE).read_text(encoding="utf-8")
     signals, wakeup = socket.socketpair()
     wakeup.setblocking(False)
     signal.set_wakeup_fd(wakeup.fileno())
     signal.signal(signal.SIGTERM, lambda number, frame: None)  # the wake-up socket reports it
     try:
-        channel = connect_when_ready(address, AGENT_PORT, token, _CONNECT_S, SystemClock())
+        channel = _connect(address, token, _RETURN_S if returns else _CONNECT_S, signals)
     except EnvironmentProblem as error:
         sys.stderr.write(f"{error}\n")
         return ExitCode.ENVIRONMENT
     env = {name: os.environ[name] for name in FORWARDED_VARIABLES if name in os.environ}
-    if channel is None or not channel.send({"start": list(command), "env": env}):
+    if channel is None:
         return ExitCode.PEER_LOST
+    if not channel.send({"start": list(command[returns:]), "env": env}):
+        return _lost(returns)
     while True:
         ready, _, _ = select.select([channel.fileno(), signals.fileno()], [], [])
         if signals.fileno() in ready:
             for number in signals.recv(64):
                 channel.send({"signal": number})
-        if channel.fileno() in ready and (code := _handle(channel)) is not None:
+        if channel.fileno() in ready and (code := _handle(channel, returns)) is not None:
             return code
 
 
-def _handle(channel: Channel) -> int | None:
+def _connect(address: str, token: str, patience_s: float, signals: socket.socket) -> Channel | None:
+    """Connect to the server of a node; None after `patience_s`, or soon after a signal."""
+    clock = SystemClock()
+    deadline, channel = clock.now() + patience_s, None
+    while channel is None and clock.now() < deadline and not select.select([signals], [], [], 0)[0]:
+        channel = connect_when_ready(address, AGENT_PORT, token, _LOOK_S, clock)
+    return channel
+
+
+def _lost(returns: bool) -> int:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal while Python exits would hide the loss
+    sys.stderr.write("lost the connection to this node\n")
+    if returns:
+        process.end_by_signal(-NODE_RETURNS)
+    return ExitCode.PEER_LOST
+
+
+def _handle(channel: Channel, returns: bool = False) -> int | None:
     """Handle one message of the server; returns the exit code once the agent or the connection has ended."""
     message = channel.receive()
     if message is None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal while Python exits would hide the loss
-        sys.stderr.write("lost the connection to this node\n")
-        return ExitCode.PEER_LOST
+        return _lost(returns)
     if message.get("leaving"):
         os.kill(os.getppid(), NODE_LEAVES)
     if not isinstance(code := message.get("exit"), int):

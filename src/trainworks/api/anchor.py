@@ -182,8 +182,8 @@ def _image_of_role(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None
     name = next((name for name, role in run_file.roles.items() if role.image is not None), None)
     if name is None or run_file.cluster.engine != "local":
         return None
-    hint = "write a manifest with `trainworks submit --dry-run --as jobset`, or remove `image`"
-    return ("roles", name, "image"), f"role `{name}` has an image, which is for a manifest alone", hint
+    hint = "set `cluster.engine: kubernetes`, or remove `image`"
+    return ("roles", name, "image"), f"role `{name}` has an image, which is for Kubernetes alone", hint
 
 
 def _word_of_slurm(script: str) -> str | None:

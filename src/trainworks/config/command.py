@@ -260,7 +260,7 @@ class JobRole(Spec):
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of the role, besides those of all roles."""
     image: Image | None = None
-    """Container image of the role in a manifest for Kubernetes; by default that of the job."""
+    """Container image of the role on Kubernetes; by default that of the job."""
     decides: bool = True
     """Whether the job succeeds only when this role has. A role that does not decide, such as a server, runs until all
     deciding roles have succeeded, and is then ended."""

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from trainworks.config.load import NO_SETTINGS, Settings, name_from, parse_run_file, problems_of, with_settings
 from trainworks.config.manifests.kinds import read_job, read_jobset, read_pytorchjob, read_trainjob
+from trainworks.config.manifests.leader_workers import read_leader_worker_set
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
 from trainworks.config.manifests.pod import OWN_LABELS
 from trainworks.config.manifests.reading import Handler, ManifestReading, ManifestSource, at
@@ -105,6 +106,7 @@ KINDS = {
     "Job": "batch/v1",
     "TrainJob": "trainer.kubeflow.org/v1alpha1",
     "PyTorchJob": "kubeflow.org/v1",
+    "LeaderWorkerSet": "leaderworkerset.x-k8s.io/v1",
 }
 """Version of the API that is read, by kind."""
 _OWN_OBJECTS = "Trainworks labels its own objects"
@@ -198,6 +200,7 @@ def _annotations(reading: ManifestReading, value: Any, key: FieldPath) -> None:
 _READERS: Mapping[str, Callable[[ManifestReading, Any, FieldPath, OwnJob], None]] = {
     "Job": read_job,
     "JobSet": read_jobset,
+    "LeaderWorkerSet": read_leader_worker_set,
     "PyTorchJob": read_pytorchjob,
     "TrainJob": read_trainjob,
 }

@@ -31,6 +31,14 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address in ("localhost", "::1")
 
 
+def is_known(name: str) -> bool:
+    """Whether a host name has an address."""
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except OSError:
+        return False
+
+
 def node_addresses() -> list[str]:
     """Addresses of all nodes of the job that this process belongs to, in order; empty outside of a job."""
     return os.environ.get("SKYPILOT_NODE_IPS", "").split()

@@ -36,6 +36,10 @@ class RoleSpec:
     """Whether the job succeeds only when the role has."""
     depends_on: tuple[str, ...] = ()
     """Roles that must succeed before it starts."""
+    restarts: int = 0
+    """How often it may start again alone."""
+    image: str | None = None
+    """Container image of its own; that of the job when None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -46,6 +46,8 @@ def spec_of(run_file: RunFile, *, run_id: str, working_folder: str, processes: P
             node=_node_of(run_file.of_role(name), groups[number].processes if groups else None),
             decides=role.decides,
             depends_on=role.depends_on,
+            restarts=role.restarts,
+            image=role.image,
         )
         for number, (name, role) in enumerate(run_file.roles.items())
     )

@@ -32,6 +32,9 @@ class ExitCode(enum.IntEnum):
 LINK_LOST = -int(signal.SIGHUP)
 """Exit code of a process that stands for an agent, after it has lost the connection to the agent's node."""
 
+NODE_RETURNS = -int(signal.SIGPWR)
+"""The same where the cluster replaces that node, under its address, while the other nodes run on."""
+
 
 def as_exit_code(code: int) -> int:
     """Exit code as a shell reports it: 128 + signal for a process that a signal ended (a negative code)."""

@@ -16,6 +16,7 @@ from trainworks.api.launching.prepared_run import NODE_CHECK
 from trainworks.backends.backend import JobStatus, RenderedJob
 from trainworks.config.run_file import RunFile
 from trainworks.jobs.spec_of_run import spec_of
+from trainworks.plan.run.processes import choose_role_processes, requested_host
 from trainworks.record.events.log import Event, read_events
 from trainworks.record.processes import Processes
 from trainworks.record.resolved import ResolvedRun
@@ -108,9 +109,9 @@ class Run:
         self.cluster.client.patch(f"{path}/status", {"status": {"conditions": found}})
         self.cluster.client.delete(path)
 
-    def delete_pod(self, index: int, grace_s: int = 0) -> None:
+    def delete_pod(self, index: int, grace_s: int = 0, *, role: str = "node") -> None:
         """As `kubectl delete pod` does; at once, as if its machine had lost its power."""
-        pod = next(pod for pod in self.pods() if f"-node-0-{index}-" in pod["metadata"]["name"])
+        pod = next(pod for pod in self.pods() if f"-{role}-0-{index}-" in pod["metadata"]["name"])
         path = self.cluster.path("pods", pod["metadata"]["name"])
         self.cluster.client.delete(path, {"gracePeriodSeconds": grace_s})
 
@@ -171,6 +172,22 @@ class Kube:
             }
         )
         processes = Processes(nodes=nodes, processes_per_node=1, threads_per_process=1, device="cpu")
+        return self._run(run_file, processes, options)
+
+    def roles(self, roles: dict[str, Any], *, restarts: int = 0, job: dict[str, Any] | None = None, **options: Any):
+        """A job with roles; not submitted yet."""
+        run_file = RunFile.model_validate(
+            {
+                "name": "t",
+                "roles": roles,
+                "job": {"grace": "8 s"} | (job or {}),
+                "recover": {"max_restarts": restarts},
+                "cluster": {"engine": "kubernetes"},
+            }
+        )
+        return self._run(run_file, choose_role_processes(run_file, requested_host(run_file)), options)
+
+    def _run(self, run_file: RunFile, processes: Processes, options: dict[str, Any]) -> Run:
         run_dir = create_run_dir(self._folder / "runs", "t")
         check = (NODE_CHECK,) if run_file.job.health else ()
         resolved = resolved_command(run_dir.run_id, run_file=run_file, processes=processes, node_check=check)

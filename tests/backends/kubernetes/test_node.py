@@ -19,7 +19,7 @@ from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
-POD = Pod(index=0, address="", node="a", num_nodes=1, cores=1, accelerators=0, names="", token="")
+POD = Pod(index=0, address="", node="a", cores=1, accelerators=0, names=("",), token="")
 
 
 @pytest.mark.parametrize(("envs", "mode"), [({"WANDB_API_KEY": "x"}, 0o600), ({"LR": "1"}, 0o644)])

@@ -25,8 +25,17 @@ ENV = {
 def test_a_pod_reads_its_facts_from_its_manifest(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("secret")
     pod = pod_of(ENV, tmp_path)
-    assert (pod.index, pod.num_nodes, pod.names) == (1, 4, "demo-node-0-%d.demo")
+    assert (pod.index, pod.num_nodes, pod.names[3]) == (1, 4, "demo-node-0-3.demo")
+    assert not pod.has_roles and not pod.starts_alone
     assert "secret" not in repr(pod) and "secret" not in pod.job
+
+
+def test_a_pod_of_a_role_knows_its_number_in_the_job_and_which_pods_are_replaced_alone(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    roles = {"TRAINWORKS_PODS": "d-a-0-%d.d,d-b-0-%d.d,d-c-0-%d.d", "TRAINWORKS_NODES": "2,3,1"}
+    pod = pod_of({**ENV, **roles, "TRAINWORKS_GROUP": "1", "TRAINWORKS_STARTS_ALONE": "1,2"}, tmp_path)
+    assert (pod.index, pod.num_nodes, pod.starts_alone, pod.has_roles) == (3, 6, {2, 3, 4, 5}, True)
+    assert pod.names == ("d-a-0-0.d", "d-a-0-1.d", "d-b-0-0.d", "d-b-0-1.d", "d-b-0-2.d", "d-c-0-0.d")
 
 
 def test_outside_of_a_pod_the_missing_fact_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes, Toleration
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import LONGEST_NAME, QUEUE_LABEL, to_yaml
-from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.record.run_dir import RunDir
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "data" / "jobset_v1alpha2.json").read_text(encoding="utf-8"))
@@ -67,6 +68,23 @@ ALL_WISHES = spec(
     hold=True,
     max_restarts=3,
 )
+ROLES = spec(
+    min_nodes=6,
+    max_nodes=6,
+    node=NodeResources(accelerators=8),
+    roles=(
+        RoleSpec(name="prepare", nodes=1, node=NodeResources(cores=1.0), restarts=2),
+        RoleSpec(name="trainer", nodes=2, node=NodeResources(accelerators=8, accelerator="h100")),
+        RoleSpec(
+            name="rollout-of-a-big-one",
+            nodes=3,
+            node=NodeResources(cores=4.0, accelerators=1, accelerator="mi300x"),
+            decides=False,
+            restarts=3,
+            image="serve:1",
+        ),
+    ),
+)
 
 
 RUN_DIR = RunDir(Path("/home/ada/runs/demo-1"))
@@ -92,6 +110,33 @@ def test_everything_that_a_job_spec_can_ask_for(golden) -> None:
 
 def test_what_users_of_a_cluster_set_on_their_pods(golden) -> None:
     golden("kubernetes_pods.yaml", render(spec(), PODS, RUN_DIR))
+
+
+def test_a_group_of_pods_for_each_role(golden) -> None:
+    golden("kubernetes_roles.yaml", render(ROLES, EVERYTHING, RUN_DIR))
+
+
+def test_kubernetes_and_a_restricted_namespace_take_the_pods_of_every_role() -> None:
+    where = EVERYTHING.model_copy(update={"run_as_user": 2000})
+    found = manifest(ROLES, where, "/runs/a-run-with-a-name-that-is-longer-than-kubernetes-allows-1")
+    jsonschema.validate(found, SCHEMA)
+    groups = {group["name"]: group["template"]["spec"] for group in found["spec"]["replicatedJobs"]}
+    assert list(groups) == ["prepare", "trainer", "rollout-of-a-big-one"]
+    for name, job in groups.items():
+        whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "demo"}, "spec": job}
+        kubernetes_validate.validate(whole, KUBERNETES, strict=True)
+        assert violations(job["template"]["spec"]) == []
+        assert len(f"{found['metadata']['name']}-{name}-0-1023-abcde") <= 63
+    assert [job["backoffLimit"] for job in groups.values()] == [0, 0, 2**31 - 1]
+    images = [job["template"]["spec"]["containers"][0]["image"] for job in groups.values()]
+    assert images == [where.image, where.image, "serve:1"]
+
+
+def test_a_role_with_an_image_of_its_own_needs_none_of_the_job() -> None:
+    roles = tuple(replace(role, image="own:1") for role in ROLES.roles)
+    assert manifest(replace(ROLES, roles=roles), Kubernetes(volume="runs"))["kind"] == "JobSet"
+    with pytest.raises(UsageError, match="the pods have no image"):
+        manifest(ROLES, Kubernetes(volume="runs"))
 
 
 def test_the_user_of_a_patch_stays_in_a_restricted_namespace() -> None:

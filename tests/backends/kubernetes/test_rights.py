@@ -100,7 +100,10 @@ def use_everything(kube: Kube, used: set[tuple[str, str, str]]) -> None:
     used.discard(("", "secrets", "patch"))
     again.backend.submit(again.rendered, again.here)
     waits = replace(again.status, reason="no pods yet")
-    again.backend._with_warnings({again.handle: waits})  # as a look at a moment that may pass between two
+    found = again.backend._client.get(again.backend._jobsets(again.handle))
+    again.backend._with_warnings(
+        {again.handle: waits}, {again.handle: found}
+    )  # as a look at a moment that may pass between two
     again.backend.nodes()
     again.backend.drain("node1", "test")
     again.backend.undrain("node1")

@@ -287,9 +287,42 @@ def test_the_last_warning_says_why_there_are_no_pods() -> None:
     ]
     seen = job_status(jobset())
     assert is_unexplained(seen)
-    assert warning_about("demo", seen, events).reason == "no pods yet; R: no such volume"
-    assert warning_about("demo", seen, events[3:]) == seen
+    assert warning_about(jobset(), seen, events).reason == "no pods yet; R: no such volume"
+    assert warning_about(jobset(), seen, events[3:]) == seen
 
 
 def test_a_reason_of_the_scheduler_needs_no_warning() -> None:
     assert not is_unexplained(job_status(jobset(), pods=[pod("Pending", **UNSCHEDULABLE)]))
+
+
+def pod_of_role(phase: str, made: str, role: str = "server", **status: Any) -> dict[str, Any]:
+    """The pod of index 0 of a role, made at a second."""
+    found = pod(phase, **status)
+    found["metadata"]["labels"] |= {"batch.kubernetes.io/job-name": f"demo-{role}-0"}
+    found["metadata"]["labels"] |= {"batch.kubernetes.io/job-completion-index": "0"}
+    found["metadata"]["creationTimestamp"] = f"2026-11-22T06:00:0{made}Z"
+    return found
+
+
+def test_a_pod_that_was_replaced_says_nothing_of_its_job() -> None:
+    lost = pod_of_role("Failed", "1", conditions=[condition("DisruptionTarget", "DeletionByTaintManager")])
+    trainer, server = pod_of_role("Running", "1", role="trainer"), pod_of_role("Running", "3")
+    assert job_status(jobset(), pods=[trainer, lost]).state is JobState.RECOVERING
+    seen = job_status(jobset(), pods=[server, trainer, lost])
+    assert (seen.state, seen.nodes, seen.cause) == (JobState.RUNNING, ("node0", "node0"), None)
+    failed = pod_of_role("Failed", "1", role="trainer", **ended(7))
+    ends = job_status(jobset(FAILED), pods=[lost, server, failed])
+    assert (ends.state, ends.cause, ends.exit_code) == (JobState.FAILED, Cause.USER_ERROR, 7)
+
+
+def test_a_warning_about_a_pod_of_any_role_is_the_reason_why_a_job_does_not_start() -> None:
+    roles = jobset()
+    roles["spec"]["replicatedJobs"] = [{"name": "server", "template": {}}, {"name": "trainer", "template": {}}]
+    seen = job_status(roles)
+    event = {"type": "Warning", "reason": "R", "message": "no such volume", "lastTimestamp": "1"}
+
+    def reason(name: str) -> str | None:
+        return warning_about(roles, seen, [event | {"involvedObject": {"name": name}}]).reason
+
+    assert reason("demo-trainer-0-1-xyz") == reason("demo-server-0") == "no pods yet; R: no such volume"
+    assert reason("demo-other-0-1-xyz") == seen.reason

@@ -34,6 +34,7 @@ from trainworks.backends.kubernetes.output import (
     kubectl_port_forward,
     log_lines,
     pod_index,
+    pod_order,
     read_by_pod,
 )
 from trainworks.backends.kubernetes.pod import SECRETS, check_volume, pod_of, secret, secret_content, wait_for_pods
@@ -60,16 +61,14 @@ _MOST_BYTES = 16 * 2**20
 
 @final
 class KubernetesBackend(Backend):
-    """Runs jobs as JobSets through the API server; Kueue reacts to the same objects.
+    """Runs jobs as JobSets through the API server, with pods for each role; Kueue reacts to the same objects.
 
     `env` gives values to variables that have none in the run file; by default it is the environment of this process.
     `machine` is the host with the run directories; this one when None.
     """
 
     name: ClassVar[str] = "kubernetes"
-    unsupported: ClassVar[frozenset[Capability]] = frozenset(
-        {"depends_on", "edit", "min_nodes", "roles", "drain.accelerator"}
-    )
+    unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "edit", "min_nodes", "drain.accelerator"})
     shares_files: ClassVar[bool] = False
 
     def __init__(
@@ -250,12 +249,12 @@ class KubernetesBackend(Backend):
         if any(map(has_failed, jobsets.values())):  # the conditions of a Job tell why it failed
             path = f"/apis/batch/v1/namespaces/{self._options.namespace}/jobs"
             found = self._client.list(path, {"labelSelector": JOBSET_LABEL})
-            jobs = {labels_of(job)[JOBSET_LABEL]: job for job in found}
+            jobs = {labels_of(job)[JOBSET_LABEL]: job for job in found if has_failed(job)}
         statuses = {
             name: job_status(one, workload=workloads.get(one["metadata"]["uid"]), pods=pods[name], job=jobs.get(name))
             for name, one in jobsets.items()
         }
-        return self._with_warnings(statuses)
+        return self._with_warnings(statuses, jobsets)
 
     def _workloads_by_uid(self) -> dict[str, Object]:
         """Workloads of Kueue by the UID of their JobSet; empty without Kueue."""
@@ -264,22 +263,27 @@ class KubernetesBackend(Backend):
         except NotServed:
             return {}
 
-    def _with_warnings(self, statuses: dict[str, JobStatus]) -> dict[str, JobStatus]:
+    def _with_warnings(self, statuses: dict[str, JobStatus], jobsets: Mapping[str, Object]) -> dict[str, JobStatus]:
         """Statuses in which jobs that wait for pods have the last warning as their reason."""
         if not any(map(is_unexplained, statuses.values())):
             return statuses
         events = self._client.list(self._core("events"))
         return {
-            name: warning_about(name, seen, events) if is_unexplained(seen) else seen for name, seen in statuses.items()
+            name: warning_about(jobsets[name], seen, events) if is_unexplained(seen) else seen
+            for name, seen in statuses.items()
         }
 
     def find(self, run_dir: RunDir) -> str | None:
         """Find the JobSet by its name and by the run tag in its annotations."""
-        folder = RunDir(run_dir.path.absolute())
-        name = render.name_of(folder, self._machine)
+        folder, name = RunDir(run_dir.path.absolute()), self._name_of(run_dir)
         found = self._find(name)
         is_ours = found is not None and annotations_of(found).get(render.RUN_TAG) == mark_of(folder, self._machine)
         return name if found is not None and is_ours and not has_ended(found) else None
+
+    def _name_of(self, run_dir: RunDir) -> str:
+        """Name of a run's JobSet."""
+        roles = run_dir.read_resolved().run_file.roles
+        return render.name_of(RunDir(run_dir.path.absolute()), self._machine, roles)
 
     def _find(self, handle: str) -> Object | None:
         try:
@@ -355,7 +359,7 @@ class KubernetesBackend(Backend):
         """Output of the job's current pods; Kubernetes keeps that of the last allocation."""
 
         def pods() -> list[Object]:
-            return sorted((pod for pod in self._pods(handle) if node in (None, pod_index(pod))), key=pod_index)
+            return sorted((pod for pod in self._pods(handle) if node in (None, pod_index(pod))), key=pod_order)
 
         def has_ended() -> bool:
             seen = self.poll([handle]).get(handle)
@@ -371,7 +375,7 @@ class KubernetesBackend(Backend):
         if options.run_as_user is None and self._requires_user():
             options = options.model_copy(update={"run_as_user": render.DEFAULT_USER})
         for run_dir in run_dirs if options.volume is not None else ():
-            name = render.name_of(RunDir(run_dir.path.absolute()), self._machine)
+            name = self._name_of(run_dir)
             there, is_whole = {f"{RUNS}/{name}": run_dir}, False
             while not is_whole:
                 asked = question(there, _MOST_BYTES, without=("status.json", "logs"))
@@ -381,7 +385,7 @@ class KubernetesBackend(Backend):
 
     def last_output(self, handle: str) -> Iterator[str]:
         """Last lines of the first pods."""
-        for pod in sorted(self._pods(handle), key=pod_index)[:_KEPT_PODS]:
+        for pod in sorted(self._pods(handle), key=pod_order)[:_KEPT_PODS]:
             yield from log_lines(self._client, pod, follow=False, last=_KEPT_LINES)
 
     def nodes(self) -> list[NodeStatus]:

@@ -10,6 +10,10 @@ from trainworks.backends.kubernetes.client import Object
 
 DRAINED = "trainworks/drained"
 """Node annotation with the reason why a user drained it."""
+INDEX = "batch.kubernetes.io/job-completion-index"
+"""Pod label and annotation with its number in its Job."""
+FIRST_NODE = "trainworks/first-node"
+"""Pod annotation with the number of the first node of its role among all of the job."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 _PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")

@@ -107,7 +107,7 @@ class FirstPod(ClusterTurn):
         resolved = self.run_dir.read_resolved()
         folder = self.run_dir.code_folder if resolved.code is not None else Path(resolved.working_folder)
         resolved = self.begin(pods, folder=folder if folder.is_dir() else Path.cwd())
-        hosts = RemoteHosts(pods, self._secrets)
+        hosts = RemoteHosts(pods, self._secrets, self._pod.starts_alone)
         self._nodes = nodes_of(self.run_dir, resolved, (lock,), hosts)
         self._open.enter_context(LogEcho(self.run_dir, self._pod.index))
         return Supervisor(self.run_dir, resolved, self._nodes, self.clock, hosts)
@@ -157,7 +157,10 @@ def main(run_folder: str, secrets: str = SECRETS) -> int:
         os.environ.update(private_variables(folder))
         if pod.index == 0:
             return FirstPod(pod, run_dir, folder).run()
-        return AgentServer(run_dir, node=pod.index, name=pod.node, address=pod.address, token=pod.token).run()
+        returns = pod.index in pod.starts_alone
+        return AgentServer(
+            run_dir, node=pod.index, name=pod.node, address=pod.address, token=pod.token, returns=returns
+        ).run()
     except TrainworksError as error:
         sys.stderr.write(error.render() + "\n")
         end = End(JobState.FAILED, Cause.ENVIRONMENT, error.message, hint=error.hint, exit_code=error.exit_code)

@@ -10,7 +10,7 @@ from typing import final
 
 from trainworks.backends.entering import entering
 from trainworks.backends.kubernetes.client import KubernetesClient, KubernetesRefusedError, NotFound, Object
-from trainworks.backends.kubernetes.facts import JOBSET_LABEL
+from trainworks.backends.kubernetes.facts import FIRST_NODE, INDEX, JOBSET_LABEL, annotations_of, labels_of
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnreachableError, UsageError
 from trainworks.host.clock import Clock
@@ -20,14 +20,17 @@ _POLL_S = 1.0
 _READ_S = 120.0
 """Time to pull the image, mount the volume and read."""
 _HINT = "the image needs this version of Trainworks, and the right to read the files that the job has written"
-_INDEX = "batch.kubernetes.io/job-completion-index"
 
 
 def pod_index(pod: Object) -> int:
-    """Index of the node of the job that a pod is."""
-    metadata = pod.get("metadata", {})
-    index = (metadata.get("annotations") or {}).get(_INDEX) or (metadata.get("labels") or {}).get(_INDEX)
-    return int(index or 0)
+    """Number of the node that a pod is among all of the job."""
+    index = annotations_of(pod).get(INDEX) or labels_of(pod).get(INDEX)
+    return int(annotations_of(pod).get(FIRST_NODE, "0")) + int(index or 0)
+
+
+def pod_order(pod: Object) -> tuple[int, str]:
+    """Key that sorts pods by their nodes, and the one before it in front of a pod that has replaced another."""
+    return pod_index(pod), str(pod["metadata"].get("creationTimestamp") or "")
 
 
 def log_lines(client: KubernetesClient, pod: Object, *, follow: bool, last: int | None = None) -> Iterator[str]:

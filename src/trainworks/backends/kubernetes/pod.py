@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,20 @@ from trainworks.agent.remote_agent import TOKEN_FILE, greeting_of
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import Clock
+from trainworks.host.network import is_known
 from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.units import format_bytes
 
+GROUP = "TRAINWORKS_GROUP"
+"""Variable of a pod with the number of its role among those of the job; unset in a job without roles.
+
+TRAINWORKS_PODS has the DNS name of each role's pods, `%d` for their index, and TRAINWORKS_NODES how many there are.
+"""
+STARTS_ALONE = "TRAINWORKS_STARTS_ALONE"
+"""Variable of a pod with the numbers of the roles whose pods are replaced one by one."""
+
+_LOOK_S = 0.5
 _LARGEST_BYTES = 1 << 20
 """Most bytes of all values together; MaxSecretSize in pkg/apis/core/types.go of Kubernetes."""
 
@@ -47,7 +58,8 @@ def secret_content(run_dir: RunDir, env: Mapping[str, str], options: Kubernetes)
     resolved = run_dir.read_resolved()
     if resolved.run_file.workload is not None:
         check_volume(options)
-    names = [name for name, value in resolved.run_file.envs.items() if value is None]
+    every = [resolved.run_file.envs, *(role.envs for role in resolved.run_file.roles.values())]
+    names = dict.fromkeys(name for envs in every for name, value in envs.items() if value is None)
     if missing := [name for name in names if name not in env]:
         raise UsageError(f"`envs.{missing[0]}` has no value", hint=f"export {missing[0]}=..., and submit again")
     content = {
@@ -107,16 +119,24 @@ class Pod:
     """One node of a job."""
 
     index: int
+    """Number of the node among all of the job."""
     address: str
     node: str
     """Name of the cluster node that the pod runs on."""
-    num_nodes: int
     cores: int
     accelerators: int
-    names: str
-    """DNS name of the job's pods; `%d` stands for the index."""
+    names: tuple[str, ...]
+    """DNS name of each pod of the job."""
+    starts_alone: frozenset[int] = frozenset()
+    """Nodes whose pods Kubernetes replaces one by one while the others run on, under the same name."""
+    has_roles: bool = False
     token: str = field(repr=False)
     """Secret by which the pods of a job recognize each other."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes of the job."""
+        return len(self.names)
 
     @property
     def job(self) -> str:
@@ -127,14 +147,19 @@ class Pod:
 def wait_for_pods(pod: Pod, clock: Clock) -> Allocation:
     """Wait until all pods of the job answer; Kubernetes may start them one after the other. `pod` is the first one.
 
+    The addresses of roles are names: that of a pod stays when another one replaces it.
+
     Raises:
         EnvironmentProblem: a process that does not know the token answers at a pod's address.
     """
-    others = [greeting_of(pod.names.replace("%d", str(index)), pod.token, clock) for index in range(1, pod.num_nodes)]
+    while pod.has_roles and not is_known(pod.names[0]):  # Kubernetes publishes it once the pod has an address
+        clock.sleep(_LOOK_S)
+    others = [greeting_of(name, pod.token, clock) for name in pod.names[1:]]
+    addresses = (pod.address, *(address for _, address in others))
     return Allocation(
         job=pod.job,
         nodes=(pod.node, *(name for name, _ in others)),
-        addresses=(pod.address, *(address for _, address in others)),
+        addresses=pod.names if pod.has_roles else addresses,
         cores_per_node=pod.cores,
         accelerators_per_node=pod.accelerators,
     )
@@ -147,14 +172,19 @@ def pod_of(env: Mapping[str, str], secrets: Path) -> Pod:
         EnvironmentProblem: this process does not run in a pod of a job.
     """
     try:
+        counts = [int(count) for count in env["TRAINWORKS_NODES"].split(",")]
+        groups = list(zip(env["TRAINWORKS_PODS"].split(","), counts, strict=True))
+        first_nodes = list(accumulate(counts, initial=0))
+        alone = (int(number) for number in env.get(STARTS_ALONE, "").split(",") if number)
         return Pod(
-            index=int(env["JOB_COMPLETION_INDEX"]),
+            index=first_nodes[int(env.get(GROUP, "0"))] + int(env["JOB_COMPLETION_INDEX"]),
             address=env["POD_IP"],
             node=env["NODE_NAME"],
-            num_nodes=int(env["TRAINWORKS_NODES"]),
             cores=int(env["TRAINWORKS_CORES"]),
             accelerators=int(env["TRAINWORKS_ACCELERATORS"]),
-            names=env["TRAINWORKS_PODS"],
+            names=tuple(names.replace("%d", str(index)) for names, count in groups for index in range(count)),
+            starts_alone=frozenset(node for one in alone for node in range(first_nodes[one], first_nodes[one + 1])),
+            has_roles=GROUP in env,
             token=(secrets / TOKEN_FILE).read_text(encoding="utf-8"),
         )
     except KeyError as missing:

@@ -6,6 +6,9 @@ Values from a user become arguments, values of variables or names that the API s
 Restarts are decided at three levels, each with what only it can see: the supervisor restarts ranks in their pods; its
 exit code says whether new pods may help; the JobSet creates new pods, also when the supervisor itself is lost.
 
+Each role is a group of pods of its own. The pods of a role with `restarts` are replaced one by one as long as the
+supervisor waits for them, except those of the first role, whose first pod is the supervisor.
+
 Source: JobSet's API `jobset.x-k8s.io/v1alpha2`, with `onJobFailureMessagePatterns`; batch/v1 Jobs in Indexed
 mode, whose messages of a pod failure policy are in pkg/controller/job/pod_failure_policy.go.
 """
@@ -16,12 +19,14 @@ import base64
 import math
 import secrets
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from trainworks.backends import record_parts
 from trainworks.backends.job_tag import folder_mark, mark_of
-from trainworks.backends.kubernetes.pod import SECRETS
+from trainworks.backends.kubernetes.facts import FIRST_NODE
+from trainworks.backends.kubernetes.pod import GROUP, SECRETS, STARTS_ALONE
 from trainworks.config.autoscale import Autoscale
 from trainworks.config.engines import Kubernetes
 from trainworks.errors import UsageError
@@ -66,14 +71,15 @@ _FINAL = {
 """Failure policy rule: the supervisor exits with another code, and the job fails for good."""
 
 
-def name_of(run_dir: RunDir, machine: str = "") -> str:
-    """Name of the JobSet, of its Secret and of the run's folder on the volume.
+def name_of(run_dir: RunDir, machine: str = "", roles: Collection[str] = ()) -> str:
+    """Name of the JobSet, of its Secret and of the run's folder on the volume; the names of `roles` need a part of it.
 
     The path of the run is absolute. `machine` is the host where it was created: the same path on two laptops is two
     runs.
     """
     unique = folder_mark(run_dir, machine)[:_HASH]
-    return f"{manifest.dns_name(run_dir.run_id)[: manifest.LONGEST_NAME - _HASH - 1].strip('-')}-{unique}"
+    longer = max([0, *(len(role) - len(manifest.REPLICATED_JOB) for role in roles)])
+    return f"{manifest.dns_name(run_dir.run_id)[: manifest.LONGEST_NAME - longer - _HASH - 1].strip('-')}-{unique}"
 
 
 def check_image(cluster: Kubernetes) -> None:
@@ -92,7 +98,9 @@ def check(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None = None
     Raises:
         UsageError: names the first such field.
     """
-    check_image(cluster)
+    for group in spec.groups:
+        if group.image is None:
+            check_image(cluster)
     if cluster.volume is None and spec.max_nodes > 1:
         raise UsageError(
             f"{spec.max_nodes} nodes need a shared run directory",
@@ -112,7 +120,8 @@ def render(
 ) -> str:
     """Render the manifest; see `jobset`."""
     document = jobset(spec, cluster, run_dir, machine, autoscale)
-    return manifest.header(_job(spec, cluster, autoscale)) + manifest.to_yaml(document)
+    heads = [manifest.header(_job(one, own, autoscale)) for one, own in _groups(spec, cluster)]
+    return "".join(dict.fromkeys(heads)) + manifest.to_yaml(document)
 
 
 def jobset(
@@ -124,37 +133,76 @@ def jobset(
         UsageError: the job needs something that a JobSet cannot express.
     """
     check(spec, cluster, autoscale)
-    job, name = _job(spec, cluster, autoscale), name_of(run_dir, machine)
+    name, groups = name_of(run_dir, machine, [role.name for role in spec.roles]), _groups(spec, cluster)
+    variables = zip(groups, _variables(spec, groups, name), strict=True)
+    programs = [_program(one, own, name, values) for (one, own), values in variables]
+    tags = {RUN_TAG: mark_of(run_dir, machine), **({HELD: "true"} if spec.hold else {})}
+    roles, first_node = dict[str, tuple[manifest.KubernetesJob, PodProgram]](), 0
+    for number, (role, (one, own), program) in enumerate(zip(spec.roles, groups, programs, strict=bool(spec.roles))):
+        alone, place = number > 0 and role.restarts > 0, {FIRST_NODE: str(first_node)}
+        pods = replace(program, replaces_pods=alone, pod_annotations=place)
+        roles[role.name] = (_job(one, own, autoscale), pods)
+        first_node += role.nodes
+    return write_jobset(_job(spec, cluster, autoscale), replace(programs[0], annotations=tags), roles)
+
+
+def _groups(spec: JobSpec, cluster: Kubernetes) -> list[tuple[JobSpec, Kubernetes]]:
+    """Each role as a job of its own, and the options of its pods; the whole job where it has no roles."""
+    if not spec.roles:
+        return [(spec, cluster)]
+    return [
+        (
+            replace(spec, min_nodes=role.nodes, max_nodes=role.nodes, node=role.node, roles=()),
+            cluster.model_copy(update={"image": role.image or cluster.image}),
+        )
+        for role in spec.roles
+    ]
+
+
+def _variables(spec: JobSpec, groups: Sequence[tuple[JobSpec, Kubernetes]], name: str) -> list[dict[str, str]]:
+    """Variables by which the pods of each group know the job; see `pod_of`."""
+    names = [role.name for role in spec.roles] or [manifest.REPLICATED_JOB]
+    every = {
+        "TRAINWORKS_PODS": ",".join(f"{name}-{group}-0-%d.{name}" for group in names),
+        "TRAINWORKS_NODES": ",".join(str(one.max_nodes) for one, _ in groups),
+    }
+    alone = [str(number) for number, role in enumerate(spec.roles) if number and role.restarts]
+    own = [{GROUP: str(number), STARTS_ALONE: ",".join(alone)} for number, _ in enumerate(spec.roles)] or [{}]
+    return [
+        every
+        | {
+            "TRAINWORKS_CORES": str(max(1, math.floor(one.node.cores or 1))),
+            "TRAINWORKS_ACCELERATORS": str(one.node.accelerators),
+        }
+        | mine
+        for (one, _), mine in zip(groups, own, strict=True)
+    ]
+
+
+def _program(spec: JobSpec, cluster: Kubernetes, name: str, variables: Mapping[str, str]) -> PodProgram:
+    """What the pods of a group run; `name` is that of the JobSet."""
     final = {"containerName": manifest.REPLICATED_JOB, "operator": "NotIn", "values": sorted(_RESTARTABLE)}
     fields = {"POD_IP": "status.podIP", "NODE_NAME": "spec.nodeName"}
-    values = {
-        "TRAINWORKS_PODS": f"{name}-{manifest.REPLICATED_JOB}-0-%d.{name}",
-        "TRAINWORKS_NODES": str(job.spec.max_nodes),
-        "TRAINWORKS_CORES": str(max(1, math.floor(job.spec.node.cores or 1))),
-        "TRAINWORKS_ACCELERATORS": str(job.spec.node.accelerators),
-    }
     memory, *runs = volumes(cluster)
     secret = manifest.Volume(
         {"name": "job", "secret": {"secretName": name}}, {"name": "job", "mountPath": SECRETS, "readOnly": True}
     )
     own_disk = manifest.Volume({"name": "runs", "emptyDir": {}}, {"name": "runs", "mountPath": manifest.RUNS})
-    program = PodProgram(
+    return PodProgram(
         name=name,
         argv=["python", "-P", "-m", NODE_MODULE, manifest.literal(f"{manifest.RUNS}/{name}")],
         env=[
             *({"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()),
-            *({"name": key, "value": manifest.literal(value)} for key, value in values.items()),
+            *({"name": key, "value": manifest.literal(value)} for key, value in variables.items()),
         ],
         volumes=[memory, secret, *(runs or [own_disk])],
         queue=None if spec.hold else cluster.queue,
         grace_s=math.ceil(spec.grace_s) + _SUPERVISOR_GRACE_S,
         restart_rules=[_FINAL, DISRUPTION],
         pod_failure_rules=[{"action": "FailJob", "onExitCodes": final}],
-        annotations={RUN_TAG: mark_of(run_dir, machine), **({HELD: "true"} if spec.hold else {})},
         keep_s=keep_s(cluster) or _KEEP_S,
         pod={"automountServiceAccountToken": False, "tolerations": _tolerations(spec, cluster)},
     )
-    return write_jobset(job, program)
 
 
 def reader(cluster: Kubernetes, name: str, question: bytes) -> Mapping[str, object]:

@@ -18,7 +18,7 @@ from datetime import datetime
 
 from trainworks.backends.backend import JobStatus
 from trainworks.backends.kubernetes.client import Object
-from trainworks.backends.kubernetes.facts import annotations_of, labels_of
+from trainworks.backends.kubernetes.facts import INDEX, annotations_of, labels_of
 from trainworks.backends.kubernetes.render import HELD, STOPPED
 from trainworks.jobs.formats.manifest import QUEUE_LABEL
 from trainworks.jobs.state import Cause, JobState, parse_cause
@@ -85,7 +85,7 @@ def job_status(
     JobSet.
     """
     restarts = int(_status(jobset).get("restarts", 0))
-    mine = [pod for pod in pods if _attempt(pod) in (None, restarts)]
+    mine = _present(pod for pod in pods if _attempt(pod) in (None, restarts))
     nodes = tuple(sorted(pod["spec"]["nodeName"] for pod in mine if pod.get("spec", {}).get("nodeName")))
     status = (
         _ended(jobset, mine, job)
@@ -96,7 +96,7 @@ def job_status(
     )
     ends = [_condition(jobset, kind) or {} for kind in ("Completed", "Failed")]
     # Kubernetes knows it as long as pods of that allocation exist
-    cause, _ = _root_cause(pod for pod in pods if _attempt(pod) == restarts - 1)
+    cause, _ = _root_cause(_present(pod for pod in pods if _attempt(pod) == restarts - 1))
     return dataclasses.replace(
         status,
         nodes=nodes,
@@ -105,6 +105,15 @@ def job_status(
         ended_at=_latest(one.get("lastTransitionTime") for one in ends) if status.state.is_final else None,
         last_cause=cause if cause in _KUBERNETES_KNOWS else None,
     )
+
+
+def _present(pods: Iterable[Object]) -> list[Object]:
+    """Pods without those that Kubernetes has replaced by another one of the same role and index."""
+    found = dict[tuple[str, str], Object]()
+    for pod in sorted(pods, key=lambda pod: (pod["metadata"].get("creationTimestamp") or "", _phase(pod) != "Failed")):
+        place = (labels_of(pod).get("batch.kubernetes.io/job-name", ""), labels_of(pod).get(INDEX, ""))
+        found[place if place[1] else (pod["metadata"]["name"], "")] = pod
+    return list(found.values())
 
 
 def _latest(times: Iterable[str | None]) -> float | None:
@@ -227,7 +236,7 @@ def _placed(jobset: Object, workload: Object | None, pods: Sequence[Object], res
         return JobStatus(state=JobState.RUNNING, raw="Running")
     if "Failed" in phases:
         cause, code = _root_cause(pods)
-        reason = "a pod failed; the JobSet has not reacted yet"
+        reason = "a pod failed; Kubernetes has not reacted yet"
         return JobStatus(state=JobState.RECOVERING, raw="Failed", reason=reason, cause=cause, exit_code=code)
     for pod in pods:
         if (failure := _start_failure(pod)) is not None:
@@ -248,9 +257,10 @@ def is_unexplained(status: JobStatus) -> bool:
     return re.fullmatch(rf"{_NO_PODS}|{_SOME_PODS.replace('{}', '[0-9]+')}", status.reason or "") is not None
 
 
-def warning_about(name: str, status: JobStatus, events: Iterable[Object]) -> JobStatus:
-    """Status with the last warning about the JobSet, its Job or its pods as the reason."""
-    names = re.compile(rf"{re.escape(name)}(-node-0(-.*)?)?")
+def warning_about(jobset: Object, status: JobStatus, events: Iterable[Object]) -> JobStatus:
+    """Status with the last warning about the JobSet, its Jobs or its pods as the reason."""
+    groups = "|".join(re.escape(group["name"]) for group in jobset["spec"]["replicatedJobs"])
+    names = re.compile(rf"{re.escape(jobset['metadata']['name'])}(-({groups})-0(-.*)?)?")
     about = [event for event in events if names.fullmatch((event.get("involvedObject") or {}).get("name", ""))]
     warnings = [event for event in about if event.get("type") == "Warning"]
     if not warnings:

@@ -59,8 +59,9 @@ def allocation(env: Mapping[str, str], client: SlurmClient, clock: Clock) -> All
     nodes = [name for group in groups for name in group]
     listed = ",".join(dict.fromkeys(nodes))
     said = client.call_patiently(PATIENCE_S, clock, "scontrol", "--oneliner", "show", "nodes", listed)
-    # such as `16(x2),8`, of each component
-    said_cores = [env.get(f"SLURM_JOB_CPUS_PER_NODE_HET_GROUP_{group}", "") for group in range(len(groups))]
+    # such as `16(x2),8`, of the job or of each component
+    parts = [f"_HET_GROUP_{group}" for group in range(len(groups))] if len(groups) > 1 else [""]
+    said_cores = [env.get(f"SLURM_JOB_CPUS_PER_NODE{part}", "") for part in parts]
     shares = re.findall(r"(\d+)(?:\(x(\d+)\))?", ",".join(said_cores))
     found = (re.search(r"^NodeName=(\S+) .*?\bNodeAddr=(\S+)", line) for line in said.splitlines())
     addresses = {match[1]: match[2] for match in found if match}

@@ -1,1 +1,1 @@
-"""Jobs of Kubernetes as run files: JobSet, TrainJob and PyTorchJob."""
+"""Jobs of Kubernetes as run files: JobSet, TrainJob, PyTorchJob and LeaderWorkerSet."""

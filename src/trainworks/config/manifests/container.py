@@ -39,6 +39,7 @@ def read_container(
     own: OwnJob,
     hosts: str,
     envs: Mapping[str, str],
+    computed: Mapping[str, str],
 ) -> None:
     """Read the container that trains.
 
@@ -49,6 +50,7 @@ def read_container(
         own: command of a manifest that Trainworks wrote.
         hosts: pattern of names that the manifest's own pods would have, and those of Trainworks do not.
         envs: variables that the manifest's controller sets, and Trainworks does not.
+        computed: the same, with a text that the shell expands on the node.
     """
     argv, place = _argv(reading, container, key)
     is_own = own.wrote(argv)
@@ -60,7 +62,8 @@ def read_container(
         _take_own(reading, own, place)
     elif argv:
         _check_hosts(reading, " ".join(argv), place, hosts)
-        reading.put(("run",), shell_text(argv, {*known, *_SET_BY_KUBERNETES}), place)
+        exports = "".join(f"export {name}={text}\n" for name, text in computed.items() if name not in known)
+        reading.put(("run",), exports + shell_text(argv, {*known, *computed, *_SET_BY_KUBERNETES}), place)
     for name, value in container.items():
         if name not in _OWN_FIELDS and value is not None:
             _read_field(reading, name, value, (*key, name))

@@ -225,7 +225,9 @@ def read_trainjob(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJ
         "labels": on_objects,
         "annotations": on_objects,
         "initializer": lambda _, place: reading.refuse(
-            place, "Trainworks downloads no data and no model before a job", "download them in the command"
+            place,
+            "the program and the volume of an initializer are those of the runtime, which Trainworks does not read",
+            "write a run file with `roles`, one of which downloads, and `depends_on` for the trainer",
         ),
     }
     reading.each(spec, key, handlers)

@@ -31,6 +31,8 @@ class PodPlace:
     """Pattern of host names that the manifest's own pods would have."""
     envs: Mapping[str, str] = field(default_factory=dict)
     """Variables that the manifest's controller sets, and Trainworks does not."""
+    computed: Mapping[str, str] = field(default_factory=dict)
+    """The same, with a text that the shell expands on the node."""
 
 
 def read_template(reading: ManifestReading, template: Any, key: FieldPath, place: PodPlace) -> None:
@@ -56,7 +58,15 @@ def read_template(reading: ManifestReading, template: Any, key: FieldPath, place
     read_resources(
         reading, container.pop("resources", None), (*at_container, "resources"), selector, place.own.accelerator
     )
-    read_container(reading, container, at_container, own=place.own, hosts=place.hosts, envs=place.envs)
+    read_container(
+        reading,
+        container,
+        at_container,
+        own=place.own,
+        hosts=place.hosts,
+        envs=place.envs,
+        computed=place.computed,
+    )
     for name, value in drop_none(spec).items():
         _read_field(reading, name, value, (*key, name))
 

@@ -39,6 +39,8 @@ _LANGUAGE = "a JobSet"
 _LONGEST_ANNOTATION = 100_000
 """Most characters of the annotation; Kubernetes takes 256 KiB of all annotations together."""
 _ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
+_NO_LIMIT = 2**31 - 1
+"""Largest `backoffLimit`."""
 _SERVICE_PORT = 24_000
 """Port where other roles find a pod."""
 
@@ -60,7 +62,10 @@ class PodProgram:
     """Rules of the JobSet's failure policy."""
     pod_failure_rules: Sequence[Mapping[str, Any]] = ()
     """Rules of the Job's pod failure policy, after the one for disrupted pods."""
+    replaces_pods: bool = False
+    """Whether Kubernetes replaces a lost pod while the others run on; what runs in them counts how often."""
     annotations: Mapping[str, str] = field(default_factory=dict)
+    pod_annotations: Mapping[str, str] = field(default_factory=dict)
     keep_s: int | None = None
     """Time after which Kubernetes deletes a finished JobSet; never when None."""
     pod: Mapping[str, Any] = field(default_factory=dict)
@@ -205,10 +210,18 @@ def volumes(cluster: Kubernetes) -> list[manifest.Volume]:
     return [memory, manifest.Volume(runs, {"name": "runs", "mountPath": manifest.RUNS})]
 
 
-def jobset(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
-    """Build the JobSet object of a job without roles."""
-    group = {"name": manifest.REPLICATED_JOB, "replicas": 1, "template": {"spec": _indexed_job(job, program)}}
-    return _jobset(job, program, [group])
+def jobset(
+    job: manifest.KubernetesJob,
+    program: PodProgram,
+    roles: Mapping[str, tuple[manifest.KubernetesJob, PodProgram]] | None = None,
+) -> Mapping[str, object]:
+    """Build the JobSet object, which has succeeded when all of its pods have.
+
+    Of a job with roles, `job` and `program` are the whole, and `roles` the pods of each.
+    """
+    pods = roles or {manifest.REPLICATED_JOB: (job, program)}
+    groups = [{"name": name, "replicas": 1, "template": {"spec": _indexed_job(*each)}} for name, each in pods.items()]
+    return _jobset(job, program, groups)
 
 
 def _jobset(
@@ -246,10 +259,15 @@ def _metadata(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, 
 
 
 def _indexed_job(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
-    """Job with one pod per node; a single pod is never restarted alone."""
+    """Job with one pod per node, which are replaced one by one or not at all."""
     nodes, limit_s = job.spec.max_nodes, job.spec.time_limit_s
     disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    annotations = {**elastic.pod_annotations(job), **manifest.topology_annotations(job)}
+    rules = [*([] if program.replaces_pods else [disrupted]), *program.pod_failure_rules]
+    annotations = {
+        **elastic.pod_annotations(job),
+        **manifest.topology_annotations(job),
+        **program.pod_annotations,
+    }
     metadata = {"labels": manifest.labels(job), "annotations": annotations or None}
     template = {"metadata": drop_none(metadata), "spec": _pod(job, program)}
     return drop_none(
@@ -257,9 +275,9 @@ def _indexed_job(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[st
             "parallelism": nodes,
             "completions": nodes,
             "completionMode": "Indexed",
-            "backoffLimit": 0,
+            "backoffLimit": _NO_LIMIT if program.replaces_pods else 0,
             "activeDeadlineSeconds": math.ceil(limit_s) if limit_s is not None else None,
-            "podFailurePolicy": {"rules": [disrupted, *program.pod_failure_rules]},
+            "podFailurePolicy": {"rules": rules},
             "template": patched(template, job.cluster.patch),
         }
     )
