@@ -25,7 +25,8 @@ from typing import final
 
 import psutil
 
-from trainworks.agent.log_metrics import LogReader, reading_of
+from trainworks.agent.log_metrics import LogReader
+from trainworks.agent.metric_names import reading_of
 from trainworks.config.track import MetricName
 from trainworks.files import size_of
 from trainworks.host.clock import SystemClock
