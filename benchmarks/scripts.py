@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,6 +35,7 @@ import psutil
 from public_scripts import PUBLIC_SCRIPTS
 
 import trainworks
+from trainworks.report.runs.summary import Report
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "run-clm" / "make_model.py"
 LONGEST_S = 900.0
@@ -104,15 +105,22 @@ class Outcome:
     origin: str
     framework: str
     curve: str
-    killed_at: int | None
+    killed_at: int | None = None
     """The last step that was recorded before."""
-    after_kill: str
-    message: str
-    """What `why`, or the failure, says about it."""
-    lost_steps: int
-    alone_s: float
-    with_s: float
-    """Processor time of the script alone, and under `trainworks run`."""
+    after_kill: str = ""
+    message: str = ""
+    """What `why` says about it."""
+    lost_steps: int = 0
+    alone_s: float | None = None
+    with_s: float | None = None
+    """Processor time of the script alone, and under `trainworks run`, where both were measured."""
+
+    @property
+    def overhead(self) -> str:
+        """Processor time under `trainworks run` over that of the script alone."""
+        if self.alone_s is None or self.with_s is None:
+            return "-"
+        return f"{self.with_s / self.alone_s:.2f} ({self.with_s - self.alone_s:+.1f} s)"
 
 
 def main() -> int:
@@ -130,7 +138,7 @@ def main() -> int:
         print(f"{'script':20} {'curve':38} {'killed':>6}  {'after kill -9':34} {'lost':>4}  overhead")
         outcomes = []
         for script in chosen:
-            outcomes.append(outcome_of(script, Path(folder)))
+            outcomes.append(outcome_of(script, Path(folder), options.kill_after))
             print(row(outcomes[-1]), flush=True)
     if options.json:
         options.json.write_text(json.dumps([vars(each) for each in outcomes], indent=2) + "\n")
@@ -146,6 +154,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--resume", action="append", default=[], metavar="NAME=FILE ARGUMENTS", help="for its restart")
     parser.add_argument("--checkout", action="append", default=[], metavar="OWNER/NAME=FOLDER", help="a repository")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="NAME,...", help="of all of them")
+    parser.add_argument("--kill-after", type=int, metavar="ROWS", help="of its metrics; leaves the two other runs out")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder for all runs, which stay there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table of RESULTS.md")
@@ -205,21 +214,25 @@ def of_checkouts(folder: Path, checkouts: Mapping[str, str], only: Sequence[str]
         )
 
 
-def outcome_of(script: Script, folder: Path) -> Outcome:
-    """Alone, under `trainworks run`, and killed there."""
+def outcome_of(script: Script, folder: Path, kill_after: int | None) -> Outcome:
+    """Alone, under `trainworks run`, and killed there; the last of them alone with a number of rows to kill after."""
+    if kill_after is not None:
+        return killed(script, folder, kill_after, 180.0)
     alone, whole = (folder / f"{script.name}-{how}".replace(" ", "-") for how in ("alone", "whole"))
     alone_s = processor_s(script, ["bash", "-c", script.alone], alone)
     with_s = processor_s(script, command_of(script, whole), whole)
-    report = trainworks.report(folder=whole / "runs")
-    curve, num_rows = "none", 0
-    if report.training is not None and report.curves is not None:
-        held_out = f", {report.evaluations.count} held-out" if report.evaluations else ""
-        num_rows = sum(len(line.points) for line in report.curves.loss)
-        curve = f"{num_rows} losses{held_out}, from {report.training.source}"
-    killed_at, after_kill, message, lost_steps = killed(script, folder, num_rows, alone_s)
-    return Outcome(
-        script.name, script.origin, script.framework, curve, killed_at, after_kill, message, lost_steps, alone_s, with_s
-    )
+    curve, num_rows = curve_of(trainworks.report(folder=whole / "runs"))
+    outcome = killed(script, folder, int(0.6 * num_rows), alone_s / 3)
+    return replace(outcome, curve=curve, alone_s=alone_s, with_s=with_s)
+
+
+def curve_of(report: Report) -> tuple[str, int]:
+    """What the report shows of the training, and its number of losses."""
+    if report.training is None or report.curves is None:
+        return "none", 0
+    held_out = f", {report.evaluations.count} held-out" if report.evaluations else ""
+    losses = sum(len(line.points) for line in report.curves.loss if not line.lost)
+    return f"{losses} losses{held_out}, from {report.training.source}", losses
 
 
 def command_of(script: Script, folder: Path) -> list[str]:
@@ -254,8 +267,8 @@ def environment(script: Script) -> dict[str, str]:
     return {**os.environ, **offline, **script.environment}
 
 
-def killed(script: Script, folder: Path, num_rows: int, alone_s: float) -> tuple[int | None, str, str, int]:
-    """Where a `kill -9` of the script met its run, what the run did then and said, and the steps that it lost."""
+def killed(script: Script, folder: Path, kill_after: int, longest_silence_s: float) -> Outcome:
+    """What a `kill -9` after this number of rows, or after a silence without any, does to the script's run."""
     folder = folder / f"{script.name}-killed".replace(" ", "-")
     command = command_of(script, folder)
     with (folder / "output.txt").open("wb") as output:
@@ -265,8 +278,8 @@ def killed(script: Script, folder: Path, num_rows: int, alone_s: float) -> tuple
             targets = programs_of(script, process.pid)
             seen_at = seen_at or (time.monotonic() if targets else None)
             rows = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
-            silent_s = 0.0 if num_rows or seen_at is None else time.monotonic() - seen_at
-            if targets and (silent_s > alone_s / 3 or rows > 0.6 * num_rows > 0):
+            silent_s = 0.0 if rows or seen_at is None else time.monotonic() - seen_at
+            if targets and (silent_s > longest_silence_s or rows > kill_after > 0):
                 for each in targets:
                     with suppress(psutil.Error):
                         each.kill()
@@ -274,14 +287,16 @@ def killed(script: Script, folder: Path, num_rows: int, alone_s: float) -> tuple
             time.sleep(0.2)
         process.wait(LONGEST_S)
     report = trainworks.report(folder=folder / "runs")
+    outcome = Outcome(script.name, script.origin, script.framework, curve_of(report)[0])
     if len(report.attempts) < 2:
-        return None, f"{report.state}, it was not killed", "", 0
+        return replace(outcome, after_kill=f"{report.state}, it was not killed")
     killed_at, again = report.attempts[0].last_step, report.attempts[-1].first_step
     did = "no step recorded" if again is None else f"from step {again}"
     found = trainworks.why(folder=folder / "runs")
     lost = next((each for each in found.causes if each.name == "lost_steps"), None)
     message = (lost.evidence[-1] if lost else "") or next(iter(found.notes), "")
-    return killed_at, f"{report.state}, {did}", message, report.training.lost_steps if report.training else 0
+    steps = report.training.lost_steps if report.training else 0
+    return replace(outcome, killed_at=killed_at, after_kill=f"{report.state}, {did}", message=message, lost_steps=steps)
 
 
 def programs_of(script: Script, root: int) -> list[psutil.Process]:
@@ -298,8 +313,7 @@ def programs_of(script: Script, root: int) -> list[psutil.Process]:
 def row(outcome: Outcome) -> str:
     """One line of the table."""
     first = f"{outcome.name:20} {outcome.curve:38} {outcome.killed_at or '-':>6}  {outcome.after_kill:34}"
-    added_s = outcome.with_s - outcome.alone_s
-    return f"{first} {outcome.lost_steps:>4}  {outcome.with_s / outcome.alone_s:.2f} ({added_s:+.1f} s)"
+    return f"{first} {outcome.lost_steps:>4}  {outcome.overhead}"
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -309,7 +323,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
     for each in outcomes:
         after = "-" if each.killed_at is None else f"step {each.killed_at:,}"
         cells = (f"`{each.name}`, {each.origin}", each.framework, each.curve, after, each.after_kill, each.message)
-        lines.append(f"| {' | '.join(cells)} | {each.with_s / each.alone_s:.2f} |")
+        lines.append(f"| {' | '.join(cells)} | {each.overhead} |")
     return "\n".join(lines) + "\n"
 
 

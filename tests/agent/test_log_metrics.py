@@ -552,6 +552,14 @@ def test_a_heading_says_that_the_line_below_it_is_of_held_out_data() -> None:
     assert LogReader().read(text)[1:] == [{"step": 64, "eval_loss": 2.25, "eval_accuracy": 0.5}]
 
 
+def test_a_box_of_names_and_values_is_one_reading() -> None:
+    rows = "| time/              |          |\n|    total_timesteps | 4096     |\n| train/             |          |\n"
+    rows += "|    learning_rate   | 0.0003   |\n|    loss            | 8.45     |\n"
+    text = f"{'-' * 33}\n{rows}{'-' * 33}\n"
+    assert LogReader().read(text) == [{"step": 4096, "lr": 0.0003, "loss": 8.45}]
+    assert LogReader().read("| loss | 8.45 |\n|------|------|\nloss of the table\n") == []
+
+
 def test_what_is_printed_while_a_bar_stands_in_the_line_is_read() -> None:
     bars = [f"\rtraining:  {n}%|#   | {n}/100 [00:01<01:40,  1.00s/it]" for n in range(3)]
     printed = ["training loss: 5.5\n", "training loss: 5.25\nvalidation loss: 5.0\n", "training loss: 4.5\n"]

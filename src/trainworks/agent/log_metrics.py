@@ -86,6 +86,7 @@ _OTHER_FORMS = (
     ),
 )
 """What is written in a known form before it is read: pattern and replacement."""
+_BOXED = re.compile(rf"\|\s*(?P<name>[A-Za-z][\w ./]*?)\s*\|\s*(?P<value>{_NUMBER})?\s*\|", re.IGNORECASE)
 _HEADING = re.compile(rf"\s*({HELD_OUT})(?: error| results?| metrics)?\s*:\s*", re.IGNORECASE)
 
 
@@ -220,6 +221,8 @@ class LogReader:
     _count: int = 0
     _at: float = 0.0
     _trains: bool = False  # it has said a loss of the training
+    _box: dict[str, float] = field(default_factory=dict)  # names and values so far, and the group of the next
+    _group: str = ""
     _heading: str = ""  # `test: ` below a line that says so
     _evaluated: set[str] | None = None  # what the evaluation at this step has said, before the first loss
 
@@ -253,7 +256,7 @@ class LogReader:
             with suppress(ValueError):  # not a number
                 said = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
                 yield from (self._placed(said),) if said else ()
-        elif (row := self._table_row(line)) is not None:
+        elif (row := self._boxed(line)) is not None or (row := self._table_row(line)) is not None:
             yield from self._let_go()
             yield from (self._placed(row),) if row else ()
         elif (bar := _bar_reading(line, self.names)) is not None:
@@ -273,6 +276,17 @@ class LogReader:
                 self._waiting = found | (self._waiting or {})
             else:
                 yield self._placed(found)
+
+    def _boxed(self, line: str) -> Reading | None:
+        """The metrics of a box of names and values, as stable-baselines3 prints one, at its end; empty in its rows."""
+        if (row := _BOXED.fullmatch(line)) is not None:
+            if row["value"]:
+                self._box[self._group + row["name"]] = float(row["value"])
+            else:
+                self._group = row["name"] if row["name"].endswith("/") else ""
+            return {}
+        box, self._box, self._group = self._box, {}, ""
+        return reading_of(box, self.names) if box and re.fullmatch(r"\s*-{5,}\s*", line) else None
 
     def _let_go(self) -> Iterator[Reading]:
         if self._waiting is not None and self._bar is not None:

@@ -29,7 +29,8 @@ _FIELDS = {
     "perplexity": rf"(?:train|training) {_OF_TRAINING}(?:ppl|perplexity)|(?:ppl|perplexity) train",
     "eval_perplexity": rf"{_OF_HELD_OUT}(?:ppl|perplexity)|(?:ppl|perplexity) (?:{HELD_OUT})",
     "eval_runtime": rf"{_OF_HELD_OUT}runtime",
-    "step": r"(?:train |completed |optimizer )?(?:global )?step|iter|iteration|it|batch|update|num updates|training",
+    "step": r"(?:train |completed |optimizer )?(?:global )?step|iter|iteration|it|batch|update|num updates|training"
+    "|time total timesteps",
     "epoch": r"(?:train |end of )?epoch|train",
     "lr": r"(?:train )?(?:lr|learning rate)",
     "grad_norm": r"(?:train )?(?:grad norm|gradient norm|gnorm)|optim total grad norm",
