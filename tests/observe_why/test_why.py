@@ -253,7 +253,7 @@ def test_a_command_that_loads_its_weights_and_counts_anew_is_to_save_its_step(tm
     lines = (json.dumps(row | {"loss": 3.0 / (1 + index)}) + "\n" for index, row in enumerate(rows))
     file.write_text("".join(lines), encoding="utf-8")
     cause = next(one for one in why(str(run.run_dir.path)).causes if one.name == "lost_steps")
-    assert "its loss went on from 0.15, so the program loaded its weights, and not its step" in cause.evidence[1]
+    assert "its loss went on from 0.15, so it loaded its weights" in cause.evidence[1]
     assert "save its step" in cause.remedy and cause.setting is None
 
 

@@ -226,6 +226,11 @@ class LogReader:
     _heading: str = ""  # `test: ` below a line that says so
     _evaluated: set[str] | None = None  # what the evaluation at this step has said, before the first loss
 
+    @property
+    def counts(self) -> bool:
+        """Whether it has numbered readings of this start itself."""
+        return self._count > 0
+
     def begin(self) -> None:
         """Another start of the program: its counters begin anew, and what was cut off does not count."""
         self._rest, self._bar, self._waiting, self._columns = "", None, None, []

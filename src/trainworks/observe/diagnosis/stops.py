@@ -228,8 +228,8 @@ def _begun_anew(history: History) -> tuple[str, str, str | None] | None:
             continue
         at_first, last, begun = (each["loss"][np.isfinite(each["loss"])] for each in (attempts[0], before, again))
         if len(last) and len(begun) and abs(begun[0] - last[-1]) < abs(begun[0] - at_first[0]):
-            did = f"its loss went on from {last[-1]:.4g}, so the program loaded its weights, and not its step"
-            return did, "Let the program save its step beside its weights: it trains all steps again.", None
+            did = f"its loss went on from {last[-1]:.4g}, so it loaded its weights, and does not load, or say, its step"
+            return did, "Let the program save its step beside its weights, and print it beside its loss.", None
         did = "the program loaded nothing that it had saved"
         remedy = "Let the program save its state, and load it on a restart, by its argument for that if it has one."
         return did, remedy, "run: python train.py $(test -f last.pt && echo --resume last.pt)"
