@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from trainworks.agent.log_metrics import LogReader, read_line, reading_of
+from trainworks.agent.log_metrics import LogReader, read_line
+from trainworks.agent.metric_names import reading_of
 
 FORMS = {
     "step 38/40 loss 0.08 acc 0.5 tokens/s 1000": {"step": 38, "total": 40, "loss": 0.08},
@@ -197,6 +198,49 @@ FORMS = {
         "eval_accuracy": 0.8,
     },
     "{'loss': '2.5', 'num_tokens': '4096', 'mean_token_accuracy': '0.5', 'epoch': '0.5'}": {"loss": 2.5, "epoch": 0.5},
+    "step 10 | loss 3.2 | step time 12.00ms": {"step": 10, "loss": 3.2},
+    "completed step: 5, seconds: 0.5, TFLOP/s/device: 12.3, loss: 8.1": {"step": 5, "loss": 8.1},
+    "global step 10, epoch: 1, batch: 10, loss: 0.5, speed: 1.2 step/s": {"step": 10, "epoch": 1, "loss": 0.5},
+    "===> Epoch[1](10/50): Loss: 0.1000": {"epoch": 1, "step": 10, "total": 50, "loss": 0.1},
+    "====> Epoch: 1 Average loss: 101.1": {"epoch": 1, "loss": 101.1},
+    "4242\tTrain Epoch: 1 [64/640 (10%)]\tLoss: 2.2": {"epoch": 1, "step": 64, "total": 640, "loss": 2.2},
+    "2024-01-01 10:00:00,123 - INFO - joeynmt.training - Epoch   1, Step:      100, Batch Loss:     2.3, "
+    "Batch Acc: 0.3, Tokens per Sec:     1234, Lr: 0.0003": {"epoch": 1, "step": 100, "loss": 2.3, "lr": 0.0003},
+    "Epoch 1 | iter 10 step 5 | loss train: 2.345, val: n/a | iter time: 12.34 ms (step) remaining time: 0:00:10": {
+        "epoch": 1,
+        "step": 10,
+        "loss": 2.345,
+    },
+    "Epoch 1 | iter 12 step 6 | loss train: 2.1, val: 2.4 | iter time: 12.34 ms": {
+        "epoch": 1,
+        "step": 12,
+        "loss": 2.1,
+        "eval_loss": 2.4,
+    },
+    "[3]\teval-logloss:0.25\ttrain-logloss:0.125": {"step": 3, "loss": 0.125, "eval_loss": 0.25},
+    "[3]\ttraining's binary_logloss: 0.5\tvalid_0's binary_logloss: 0.75": {
+        "step": 3,
+        "loss": 0.5,
+        "eval_loss": 0.75,
+    },
+    "I20240101 10:00:00 123 dinov2 helpers.py:102] Training  [  10/12500]  eta: 1:00:00  total_loss: 11.2 (11.3)": {
+        "step": 10,
+        "total": 12500,
+        "loss": 11.2,
+    },
+    "2024-01-01 10:00:00 | INFO | train_inner | epoch 001:     10 / 100 loss=2.3, ppl=4.9, lr=0.001, gnorm=1.2": {
+        "epoch": 1,
+        "step": 10,
+        "total": 100,
+        "loss": 2.3,
+        "lr": 0.001,
+        "grad_norm": 1.2,
+    },
+    "2024-01-01 10:00:00 | INFO | valid | epoch 001 | valid on 'valid' subset | loss 5.1 | ppl 22.1 | num_updates 9": {
+        "epoch": 1,
+        "step": 9,
+        "eval_loss": 5.1,
+    },
     "epoch: 3 | loss: 0.25 | num_updates: 300": {"epoch": 3, "loss": 0.25, "step": 300},
     "Epoch 5 Train Loss 0.5 Val Loss 0.6 Val Acc 91.2%": {
         "epoch": 5,
@@ -268,6 +312,9 @@ learning rate 0.1, target loss 2.0, patience 3
 loss:
 loss: -
 loss: N/A
+loss train: n/a, val: n/a
+INFO - lowest - loss 2.1
+2024-01-01 10:00:00 INFO - val - loss 2.1
 time lost: 3.2
 In 3 steps the loss fell by 0.5
 model loss parameters: 100,000 params
@@ -477,6 +524,53 @@ def test_an_evaluation_without_a_step_follows_the_step_before_it() -> None:
     assert steps(f"Train Epoch: 1 [64/640 (10%)] Loss: 2.6\n{text}") == [(64, 2.6), (704, 2.5), (704, 0.5)]
     assert steps("step 250: train loss 2.0\niter 251: loss 1.9\nepoch 1: val loss 2.2\n")[-1] == (251, 2.2)
     assert steps("iter 0: loss 4.2654, time 5023.61ms, mfu -100.00%\n") == [(0, 4.2654)]
+
+
+def test_the_mean_of_an_epoch_follows_its_steps_and_brings_the_evaluation_alone() -> None:
+    text = "Train Epoch: 1 [0/640 (0%)]\tLoss: 5.0\nTrain Epoch: 1 [320/640 (50%)]\tLoss: 2.0\n"
+    assert steps(f"{text}====> Epoch: 1 Average loss: 3.5\n") == [(0, 5.0), (320, 2.0)]
+    found = LogReader().read(f"{text}Epoch 1: train loss 3.5, val loss 2.5\n")
+    assert found[-1] == {"epoch": 1, "step": 320, "eval_loss": 2.5}
+    assert steps(f"{text}Epoch 2: loss 3.5\n")[-1][1] == 3.5
+
+
+def test_an_evaluation_that_counts_its_own_batches_stays_at_the_step_before_it() -> None:
+    line = "[RANK0] Epoch {} | Iter {} | {} Loss {}\n"
+    printed = [
+        (1, 0, "Train", 4.0),
+        (1, 100, "Train", 3.0),
+        (1, 0, "Eval", 3.5),
+        (1, 50, "Eval", 3.25),
+        (2, 0, "Train", 2.5),
+    ]
+    text = "".join(line.format(*each) for each in printed)
+    assert steps(text) == [(0, 4.0), (100, 3.0), (100, 3.5), (100, 3.25), (101, 2.5)]
+
+
+def test_a_heading_says_that_the_line_below_it_is_of_held_out_data() -> None:
+    text = "loss: 2.5  [   64/60000]\nTest Error: \n Accuracy: 50.0%, Avg loss: 2.25 \n\n"
+    assert LogReader().read(text)[1:] == [{"step": 64, "eval_loss": 2.25, "eval_accuracy": 0.5}]
+
+
+def test_a_box_of_names_and_values_is_one_reading() -> None:
+    rows = "| time/              |          |\n|    total_timesteps | 4096     |\n| train/             |          |\n"
+    rows += "|    learning_rate   | 0.0003   |\n|    loss            | 8.45     |\n"
+    text = f"{'-' * 33}\n{rows}{'-' * 33}\n"
+    assert LogReader().read(text) == [{"step": 4096, "lr": 0.0003, "loss": 8.45}]
+    assert LogReader().read("| loss | 8.45 |\n|------|------|\nloss of the table\n") == []
+
+
+def test_what_is_printed_while_a_bar_stands_in_the_line_is_read() -> None:
+    bars = [f"\rtraining:  {n}%|#   | {n}/100 [00:01<01:40,  1.00s/it]" for n in range(3)]
+    printed = ["training loss: 5.5\n", "training loss: 5.25\nvalidation loss: 5.0\n", "training loss: 4.5\n"]
+    found = LogReader().read(
+        "".join(map("".join, zip(bars, printed, strict=True))) + bars[2].replace("2/", "3/"), last=True
+    )
+    assert [(each["step"], each["loss"], each.get("eval_loss")) for each in found] == [
+        (1, 5.5, None),
+        (2, 5.25, 5.0),
+        (3, 4.5, None),
+    ]
 
 
 def test_a_restart_in_a_later_epoch_has_the_steps_of_that_epoch() -> None:

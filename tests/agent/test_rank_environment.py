@@ -74,6 +74,15 @@ def test_a_value_of_the_user_s_shell_wins(run_dir, environment, monkeypatch):
     assert environment(run_dir, ON_EFA)["FI_PROVIDER"] == "tcp"
 
 
+@pytest.mark.parametrize(("of_shell", "of_rank"), [("7", "7"), (None, "1")])
+def test_a_command_keeps_the_number_of_threads_of_the_shell(run_dir, monkeypatch, of_shell, of_rank):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if of_shell:
+        monkeypatch.setenv("OMP_NUM_THREADS", of_shell)
+    assert of_a_command(run_dir, ON_CPU)["OMP_NUM_THREADS"] == of_rank
+    assert of_a_command(run_dir, ON_CPU, envs={"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
+
+
 def test_a_value_of_the_run_file_wins(run_dir, monkeypatch):
     monkeypatch.delenv("FI_PROVIDER", raising=False)
     assert of_a_command(run_dir, ON_EFA, envs={"FI_PROVIDER": "verbs"})["FI_PROVIDER"] == "verbs"

@@ -63,6 +63,24 @@ def test_the_first_node_alone_removes_the_folder_that_all_nodes_share(
     assert run_dir.script_trackers.exists() == is_there
 
 
+@pytest.mark.parametrize(("line", "is_long"), [("loss: 3.0\n", True), ("step 9: loss 3.0\n", False)])
+def test_an_output_that_says_no_steps_waits_until_a_tracker_has_written_its_own(
+    tmp_path: Path, line: str, is_long: bool
+) -> None:
+    run_dir = RunDir(tmp_path / "t-1")
+    run_dir.rank_log(0).parent.mkdir(parents=True)
+    resolved = resolved_command("t-1").model_copy(update={"working_folder": str(tmp_path)})
+    reader = ScriptMetricsReader(run_dir, resolved, range(1), attempt=1)
+    waits = [reader._wait_s()]
+    reader._pids = {os.getpid()}
+    (tmp_path / f"events.out.tfevents.1.host.{os.getpid()}.0").write_bytes(event_file.first_event(1.0))
+    run_dir.rank_log(0).write_text(line, encoding="utf-8")
+    reader._look(last=False)
+    reader._look(last=False)
+    waits.append(reader._wait_s())
+    assert (waits[1] > waits[0]) == is_long
+
+
 def test_tensorboards_scalars_are_joined_by_their_step(tmp_path: Path) -> None:
     path = tmp_path / "events"
     path.write_bytes(

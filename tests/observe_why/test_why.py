@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -242,6 +243,18 @@ def test_a_command_that_begins_anew_after_a_failure_is_to_load_what_it_saved(
     cause = next(one for one in why(str(run.run_dir.path)).causes if one.name == "lost_steps")
     assert any("began at the first step again" in line for line in cause.evidence) == said
     assert ("--resume" in (cause.setting or "")) == said
+
+
+def test_a_command_that_loads_its_weights_and_counts_anew_is_to_save_its_step(tmp_path: Path) -> None:
+    run = RunWriter(tmp_path, None, "python train.py").launch().steps(20).fail().wait(2.0).attempt(from_step=0)
+    run.steps(20).finish()
+    file = run.run_dir.metrics_file
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    lines = (json.dumps(row | {"loss": 3.0 / (1 + index)}) + "\n" for index, row in enumerate(rows))
+    file.write_text("".join(lines), encoding="utf-8")
+    cause = next(one for one in why(str(run.run_dir.path)).causes if one.name == "lost_steps")
+    assert "its loss went on from 0.15, so it loaded its weights" in cause.evidence[1]
+    assert "save its step" in cause.remedy and cause.setting is None
 
 
 def test_the_text_has_every_cause_and_the_json_every_figure(planned: Planned) -> None:

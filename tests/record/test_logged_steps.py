@@ -118,3 +118,12 @@ def test_an_evaluation_does_not_undo_its_step_and_a_restart_undoes_both(tmp_path
     assert steps.is_lost().tolist() == [False, False, False]
     append_metrics(file, second.rows([{"step": 20, "t": 9.0, "loss": 2.4}]))
     assert read_columns(file).steps().is_lost().tolist() == [False, True, True, False]
+
+
+def test_an_evaluation_beside_the_loss_of_a_step_that_is_known_counts() -> None:
+    said = [{"step": 500, "t": 5.0, "loss": 2.5}, {"step": 500, "t": 6.0, "loss": 2.0, "lr": 0.5, "eval_loss": 2.25}]
+    trained, evaluated = LoggedSteps(1).rows(said)
+    assert trained["loss"] == 2.5
+    assert evaluated["evaluation"] == {"loss": 2.25}
+    assert evaluated["num_steps"] == 0
+    assert "loss" not in evaluated and "lr" not in evaluated

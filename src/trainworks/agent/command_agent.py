@@ -27,7 +27,7 @@ from trainworks.files import write_atomic
 from trainworks.host import process
 from trainworks.host.node_usage import follow_usage
 from trainworks.host.notices import follow_notices
-from trainworks.jobs.environment import default_environment, role_environment
+from trainworks.jobs.environment import KEPT_VARIABLES, default_environment, role_environment
 from trainworks.jobs.frameworks import Rendezvous, command_environment, setup_environment
 from trainworks.jobs.program import shell_of
 from trainworks.record.events.job import AgentStartedEvent, FailureEvent
@@ -182,7 +182,8 @@ class _CommandNode:
         if (plan := self._resolved.plan) is not None:
             ranks |= {TOKENS_PER_STEP: str(plan.tokens_per_step)}
         own = run_mark(self._run_dir) | run_file.written_envs
-        env = default_environment(self._resolved.processes) | os.environ | ranks | own
+        given = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        env = default_environment(self._resolved.processes) | os.environ | ranks | given | own
         if run_file.metrics.source not in ("output", "none"):
             env |= tracker_environment(self._run_dir.script_trackers.resolve(), env)
         return self._environment.variables(env) if self._environment else env

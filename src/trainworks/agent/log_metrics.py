@@ -9,38 +9,39 @@ mmengine, YOLO's tables.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from itertools import pairwise
 from types import MappingProxyType
 
+from trainworks.agent.metric_names import DECIDING, HELD_OUT, field_of, reading_of
 from trainworks.config.track import MetricName
-from trainworks.record.metrics import FIGURE, Reading
+from trainworks.record.metrics import Reading
 
 _LONGEST_LINE = 4000
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07)")
 _STAMP = re.compile(
     r"(?:(?:(?!loss)[^=|]){0,90}?(?:\|\s*)?\b(?:INFO|DEBUG|NOTICE)\b[\])]?[\s|:\-\]]*"
-    r"(?:[\w.]*(?:__\w+__|\.py)(?:(?::[\w.<>]+)*:\d+)?[\s|:\-\]]+|[\w.]+:(?=[\w\[{]))?"
+    r"(?:[\w.]*(?:__\w+__|\.py)(?:(?::[\w.<>]+)*:\d+)?[\s|:\-\]]+|[\w.]+:(?=[\w\[{])"
+    r"|(?:\w+(?:\.\w+)+|train\w*)\s+[-|]\s+)?"
     r"|\[(?=[^\]]*[A-Za-z:])(?![^\]]*(?:step|iter|epoch|loss)\b)[^\]=]{1,60}\]:?\s*"
     r"|\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?[\s|:\-]*|\d\d:\d\d:\d\d(?:[.,]\d+)?\s+"
-    r"|[ID]\d{4} [\d:.]+ +\d+ [\w.]+:\d+\] |\(\w+ pid=\d+\) |={2,}> )",
+    r"|[ID]\d{4,8} [\d:.]+ +\d+ (?:\w+ )?[\w.]+:\d+\] |\(\w+ pid=\d+\) |\d{2,7}\t(?=[A-Z])|={2,}> )",
     re.IGNORECASE,
 )
-"""Beginning of a line of a logger: all up to a level and a module, `[rank0]:`, date and time, glog's, Ray's; `==> `."""
+"""Beginning of a line of a logger: all up to a level and a module, `[rank0]:`, date and time, glog's, Ray's, a process
+id and a tab; `==> `."""
 _NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?(?![\d.])|[-+]?(?:nan|inf(?:inity)?)\b"
 _CLOCK = r"(?:\d+ days?, )?\d+:\d\d(?::\d\d)?(?:\.\d+)?(?![\w:])"
 _ATTACHED = r"%|/?[A-Za-zµ]{1,8}(?:/[A-Za-z]{1,8})?\b"
-_RATE = r"(?:it|tok|tokens|samples|images|examples)/s(?:ec)?(?!\s*[:=]?\s*\.?\d)"  # `acc 0.5 tokens/s 1000` has two
+_RATE = r"(?:it|step|tok|token|word|sample|image|example)s?/s(?:ec)?(?!\s*[:=]?\s*\.?\d)"  # `tokens/s 1000` has a name
 _SPACED = rf"\s(?:%|ms|s|secs?|seconds|[KMGT]i?B|{_RATE})(?!\w)"
 _UNIT = rf"(?:{_ATTACHED}|(?![A-Za-z0-9]))(?:{_SPACED})?"
 _AMOUNT = rf"(?:{_NUMBER}){_UNIT}"
 _NESTED = rf"(?:\s*\(\s*{_AMOUNT}(?:[,;/]\s*{_AMOUNT})*\s*\))?"
-_HELD_OUT = r"val(?:id(?:ation)?)?|eval(?:uation)?|test"
-_KIND = rf"train(?:ing)?|{_HELD_OUT}"
+_KIND = rf"train(?:ing)?|{HELD_OUT}"
 _WORD = (
     rf"(?:end of )?(?:(?:{_KIND}|lm|avg|average|total|batch|grad|gradient|learning|global|gpu|cuda|peak|max)[ _])*"
     r"[A-Za-z_][\w@./]*"
@@ -53,7 +54,8 @@ _ELEMENT = re.compile(
     r"|(?:(?P<key>[A-Za-z_|][\w@./|\-]*(?: [A-Za-z_][\w@./\-]*){0,5}(?: \([^()\d]{1,12}\))?)\s*[:=]\s*"
     rf"(?:{_CLOCK}|\[\s*(?P<listed>{_NUMBER})\s*\]|\((?P<share>{_NUMBER})%\)"
     rf"|(?P<value>{_NUMBER})(?P<unit>{_UNIT}){_NESTED}))"
-    rf"|(?:eta|elapsed|remaining|time)\s+{_CLOCK}"
+    rf"|(?:eta|elapsed|remaining|time)\s+{_CLOCK}|(?:step|iter|batch|epoch|data)[ _]time\s+{_AMOUNT}"
+    r"|[A-Za-z][\w ]{0,20}:\s*n/?a\b"
     rf"|(?P<word>{_WORD})\s*#?\s+(?P<spaced>{_NUMBER})(?P<spaced_unit>{_UNIT}){_NESTED}"
     r"|\[\s*(?:(?P<outer>\d+)\s*,\s*)?(?P<inner>\d+)\]"
     rf"|(?:{_CLOCK}|(?:{_NUMBER})(?={_ATTACHED}|{_SPACED}){_UNIT}){_NESTED}",
@@ -68,6 +70,12 @@ _OTHER_FORMS = (
     (r"\bEpoch\(train\)\s*\[\s*(\d+)\]\s*\[", r"Epoch \1 Iter ["),  # mmengine
     (r"\bIter\(train\)\s*\[", "Iter ["),
     (r"^\[(\d+/\d+)\]\s*\[(\d+/\d+)\]", r"Epoch [\1] Step [\2]"),  # DCGAN
+    (r"\bEpoch\s*\[(\d+)\]\s*\((\d+/\d+)\)", r"Epoch \1 Step [\2]"),
+    (r"^\[(\d+)\]\s+(?=.*logloss)", r"step \1 "),  # XGBoost, LightGBM
+    (r"\b(training|valid\w*)'s (?=\w*logloss)", r"\1 "),
+    (r"\bloss train: ([^,]+), val:", r"train loss: \1, val loss:"),  # LitGPT
+    (r"(?<=\d ms) \(step\)", ""),
+    (r"^(?:valid|test) \| (epoch \d+ \| )(valid|test) on '\w+' subset\b", r"\1\2:"),  # fairseq
     (r"\bD\((?:x|G\(z\))\): [\d.]+(?: / [\d.]+)?", ""),
     (r"\[((?:epoch|step|iter|iteration|batch):?\s*\d+(?:\s*/\s*\d+)?)\]", r"\1 "),
     (rf"\[([A-Za-z]+ loss: {_NUMBER})\]", r"\1 "),
@@ -78,88 +86,8 @@ _OTHER_FORMS = (
     ),
 )
 """What is written in a known form before it is read: pattern and replacement."""
-_OF_TRAINING = r"(?:(?:train|training|lm|avg|average|mean|running|batch|total|epoch|ce|cross entropy|nll) )*"
-_OF_HELD_OUT = rf"(?:{_HELD_OUT}|held out) (?:set )?{_OF_TRAINING}"
-_WHOLE = r"(?: (?:total|epoch|avg|average|mean))?"
-_FIELDS = {
-    "setting": r"(?:num |max )?(?:train )?(?:epochs|steps)|num (?:workers|layers)|seed|batch size|(?:train )+runtime",
-    "loss": rf"{_OF_TRAINING}loss(?: train| training)?(?: total| step)?",
-    "loss_of_epoch": rf"{_OF_TRAINING}loss(?: train| training)? (?:epoch|avg|average|mean)",
-    "eval_loss": rf"{_OF_HELD_OUT}loss{_WHOLE}|{_OF_TRAINING}loss (?:{_HELD_OUT}){_WHOLE}",
-    "eval_accuracy": rf"{_OF_HELD_OUT}(?:acc|accuracy)(?: epoch)?|(?:acc|accuracy) (?:{_HELD_OUT})(?: epoch)?",
-    "perplexity": rf"(?:train|training) {_OF_TRAINING}(?:ppl|perplexity)|(?:ppl|perplexity) train",
-    "eval_perplexity": rf"{_OF_HELD_OUT}(?:ppl|perplexity)|(?:ppl|perplexity) (?:{_HELD_OUT})",
-    "eval_runtime": rf"{_OF_HELD_OUT}runtime",
-    "step": r"(?:train )?(?:global )?step|iter|iteration|it|batch|update|num updates|optimizer step",
-    "epoch": r"(?:train |end of )?epoch|train",
-    "lr": r"(?:train )?(?:lr|learning rate)",
-    "grad_norm": r"(?:train )?(?:grad norm|gradient norm|gnorm)|optim total grad norm",
-}
-"""Names of metrics. Beside a setting a loss is a setting, too, or belongs to the summary of Hugging Face's Trainer."""
-_PART = re.compile(r"(?P<set>(?:train|val) )?(?P<part>(?!train|val|test|eval)[a-z]\w*) loss")
-_NETWORK = re.compile(r"(?:loss|err) ?(?:d|g|disc|gen|discriminator|generator)|(?:d|g|disc\w*|gen\w*) loss")
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[\s_./\-]+", " ", name.lower()).strip()
-
-
-@cache
-def _field(name: str) -> str | None:
-    return next((field for field, names in _FIELDS.items() if re.fullmatch(names, _plain(name))), None)
-
-
-def reading_of(values: Mapping[str, float], names: Mapping[MetricName, str] = MappingProxyType({})) -> Reading | None:
-    """The metrics among named numbers; None if they name no loss or held-out accuracy, or beside it a setting.
-
-    A perplexity alone is the loss whose exponential it is. An accuracy above 1 is in percent. The losses of two
-    networks, `Loss_D` and `Loss_G`, are figures, because neither is that of the model.
-
-    Args:
-        values: by the names that a program gives them.
-        names: of the program, by field of the reading; they go first.
-
-    >>> reading_of({"train/loss": 2.5, "train/learning_rate": 1e-4, "ppl": 12.2})
-    {'loss': 2.5, 'lr': 0.0001}
-    >>> reading_of({"loss": 1.0, "batch_size": 32})
-    """
-    said: Reading = {field: values[name] for field, name in names.items() if name in values}
-    found: Reading = dict(said)
-    for name, value in values.items():
-        if (field := _field(name)) is not None and name not in names.values():
-            found.setdefault(field, value)
-    if "setting" in found and not said:
-        return None
-    found = _losses_of_parts(values) | _by_metric(found)
-    return found if any(name in _DECIDING or name.startswith(FIGURE) for name in found) else None
-
-
-def _by_metric(named: Reading) -> Reading:
-    """The metrics alone, each in its unit, from all that has a known name."""
-    found = {name: value for name, value in named.items() if name not in _OTHER_FIELDS}
-    if "loss_of_epoch" in named:
-        found.setdefault("loss", named["loss_of_epoch"])
-    for loss, perplexity in (("loss", "perplexity"), ("eval_loss", "eval_perplexity")):
-        if named.get(perplexity, 0.0) >= 1.0:
-            found.setdefault(loss, math.log(named[perplexity]))
-    accuracy = found.pop("eval_accuracy", math.inf)
-    return found | ({"eval_accuracy": accuracy / 100 if accuracy > 1.0 else accuracy} if accuracy <= 100.0 else {})
-
-
-_DECIDING = ("loss", "eval_loss", "eval_accuracy")
-_OTHER_FIELDS = ("setting", "loss_of_epoch", "perplexity", "eval_perplexity")
-
-
-def _losses_of_parts(values: Mapping[str, float]) -> Reading:
-    """The sum of YOLO's `box_loss`, `cls_loss` and others, which is its loss; figures of a GAN's two networks."""
-    sums: dict[str, dict[str, float]] = {"train ": {}, "val ": {}}
-    for name, value in values.items():
-        if match := _PART.fullmatch(_plain(name)):
-            sums[match["set"] or "train "][match["part"]] = value
-    fields = {"train ": "loss", "val ": "eval_loss"}
-    found = {fields[of]: sum(parts.values()) for of, parts in sums.items() if {"box", "cls"} <= parts.keys()}
-    networks = {FIGURE + name: value for name, value in values.items() if _NETWORK.fullmatch(_plain(name))}
-    return found or (networks if len(networks) > 1 else {})
+_BOXED = re.compile(rf"\|\s*(?P<name>[A-Za-z][\w ./]*?)\s*\|\s*(?P<value>{_NUMBER})?\s*\|", re.IGNORECASE)
+_HEADING = re.compile(rf"\s*({HELD_OUT})(?: error| results?| metrics)?\s*:\s*", re.IGNORECASE)
 
 
 def _written_plainly(text: str) -> str:
@@ -218,7 +146,7 @@ def _elements(text: str) -> list[re.Match[str]]:
 
 def _amount(element: re.Match[str]) -> tuple[str, float, str] | None:
     """Name, number and unit of an element; None where it has no name and number. A share may be `98/100`."""
-    if element["n"] and _field(f"test {element['counted']}") == "eval_accuracy":
+    if element["n"] and field_of(f"test {element['counted']}") == "eval_accuracy":
         return element["counted"], int(element["n"]) / max(1, int(element["total"])), ""
     name, number = element["key"] or element["word"], element["value"] or element["spaced"] or element["listed"]
     if name and element["share"]:
@@ -235,13 +163,13 @@ def _pairs_reading(text: str, names: Mapping[MetricName, str]) -> Reading | None
         scope = f"{each['scope']} " if each["scope"] else scope
         name, value, unit = _amount(each) or ("", 0.0, "")
         is_loss = "loss" in name.lower()
-        is_scoped = is_loss or _field(f"test {name}") == "eval_accuracy"
-        if name and _field(name) != "epoch" and not (is_loss and unit):
+        is_scoped = is_loss or field_of(f"test {name}") == "eval_accuracy"
+        if name and field_of(name) != "epoch" and not (is_loss and unit):
             values.setdefault(scope + name if is_scoped else name, value / 100 if unit == "%" else value)
     found = reading_of(values, names)
     # Beside a counter the loss of an evaluation is the mean so far.
     is_part = scope.lower().startswith(("val", "eval", "test")) and "total" in place
-    is_figure = found is not None and found.keys().isdisjoint(_DECIDING)
+    is_figure = found is not None and found.keys().isdisjoint(DECIDING)
     return None if found is None or is_part or (is_figure and "step" not in place) else found | place
 
 
@@ -249,20 +177,20 @@ def _place(elements: Iterable[re.Match[str]]) -> Reading:
     place: Reading = {}
     for each in elements:
         amount = _amount(each)
-        if each["n"] and (field := _field(each["counted"] or "step")) in ("step", "epoch"):
+        if each["n"] and (field := field_of(each["counted"] or "step")) in ("step", "epoch"):
             place |= {field: float(each["n"])} | ({"total": float(each["total"])} if field == "step" else {})
         elif each["outer"]:  # `[1,  2000]`
             place |= {"epoch": float(each["outer"]), "step": float(each["inner"])}
         elif each["inner"] and "epoch" in place:
             place.setdefault("step", float(each["inner"]))
-        elif amount and _field(amount[0]) == "epoch":
+        elif amount and field_of(amount[0]) == "epoch":
             place.setdefault("epoch", amount[1])  # `Epoch: 10, Train: 0.9` has one
     return place
 
 
 def _bar_reading(text: str, names: Mapping[MetricName, str]) -> tuple[Reading, bool] | None:
     """Where tqdm's bar of a training stands, with the metrics beside it, and whether these name a loss; else None."""
-    bar = _BAR.search(_written_plainly(_ESCAPES.sub("", text))) if "%|" in text else None
+    bar = _BAR.search(_written_plainly(text)) if "%|" in text else None
     if bar is None or _OTHER_BAR.search(bar["before"]):
         return None
     parts = re.split(r"[|,]", re.sub(r"['{}]", "", f"{bar['before']},{bar['after'] or ''}"))
@@ -293,7 +221,15 @@ class LogReader:
     _count: int = 0
     _at: float = 0.0
     _trains: bool = False  # it has said a loss of the training
+    _box: dict[str, float] = field(default_factory=dict)  # names and values so far, and the group of the next
+    _group: str = ""
+    _heading: str = ""  # `test: ` below a line that says so
     _evaluated: set[str] | None = None  # what the evaluation at this step has said, before the first loss
+
+    @property
+    def counts(self) -> bool:
+        """Whether it has numbered readings of this start itself."""
+        return self._count > 0
 
     def begin(self) -> None:
         """Another start of the program: its counters begin anew, and what was cut off does not count."""
@@ -309,13 +245,23 @@ class LogReader:
         ]
         return [each for each in (*found, *(self._let_go() if last else ())) if each["step"] >= 0]
 
-    def _take(self, line: str) -> Iterator[Reading]:
+    def _take(self, text: str) -> Iterator[Reading]:
+        """The readings of a line; what a program prints while a bar stands in the line is one of its own."""
+        plain = _ESCAPES.sub("", text)
+        bar = _BAR.search(plain) if "%|" in plain else None
+        cuts = (0, bar.end(), len(plain)) if bar and plain[bar.end() :].strip() else (0, len(plain))
+        for start, end in pairwise(cuts):
+            yield from self._taken(plain[start:end])
+
+    def _taken(self, text: str) -> Iterator[Reading]:
+        line, heading = self._heading + text.strip() if self._heading else text, _HEADING.fullmatch(text)
+        self._heading = f"{heading[1]}: " if heading else ""
         if self.pattern is not None:
             match = re.search(self.pattern, line)
             with suppress(ValueError):  # not a number
                 said = {name: float(value) for name, value in match.groupdict().items() if value} if match else {}
                 yield from (self._placed(said),) if said else ()
-        elif (row := self._table_row(line)) is not None:
+        elif (row := self._boxed(line)) is not None or (row := self._table_row(line)) is not None:
             yield from self._let_go()
             yield from (self._placed(row),) if row else ()
         elif (bar := _bar_reading(line, self.names)) is not None:
@@ -327,11 +273,25 @@ class LogReader:
             yield from self._let_go()
             yield from (self._placed(reading),) if has_loss else ()
         elif (found := read_line(line, self.names)) is not None:
-            yield from self._let_go()
-            if "step" in found or self._bar is None:
+            waits = "step" not in found and self._bar is not None
+            found = {name: value for name, value in found.items() if name != "epoch" or not waits}
+            if not waits or not found.keys().isdisjoint(self._waiting or {}):
+                yield from self._let_go()
+            if waits:  # the bar counts over all epochs
+                self._waiting = found | (self._waiting or {})
+            else:
                 yield self._placed(found)
-            else:  # the bar counts over all epochs
-                self._waiting = {name: value for name, value in found.items() if name != "epoch"}
+
+    def _boxed(self, line: str) -> Reading | None:
+        """The metrics of a box of names and values, as stable-baselines3 prints one, at its end; empty in its rows."""
+        if (row := _BOXED.fullmatch(line)) is not None:
+            if row["value"]:
+                self._box[self._group + row["name"]] = float(row["value"])
+            else:
+                self._group = row["name"] if row["name"].endswith("/") else ""
+            return {}
+        box, self._box, self._group = self._box, {}, ""
+        return reading_of(box, self.names) if box and re.fullmatch(r"\s*-{5,}\s*", line) else None
 
     def _let_go(self) -> Iterator[Reading]:
         if self._waiting is not None and self._bar is not None:
@@ -364,8 +324,15 @@ class LogReader:
 
         Before the first loss an evaluation ends where its next value would be the second of its name.
         """
-        said = reading.keys() & {"eval_loss", "eval_accuracy"}
-        is_evaluation = "step" not in reading and "loss" not in reading
+        said, reached = reading.keys() & {"eval_loss", "eval_accuracy"}, self._last.get("step")
+        of_known_steps = self._trains and reached is not None and reading.get("epoch", -1.0) == self._last.get("epoch")
+        if of_known_steps and "step" not in reading:  # its loss is the mean of the epoch's steps
+            reading = {name: value for name, value in reading.items() if name != "loss"}
+            if not said:
+                return reading | {"step": -1.0}
+        # An evaluation that counts its own batches begins below the steps of its epoch.
+        counts_itself = of_known_steps and reached is not None and reading.get("step", reached) < reached
+        is_evaluation = "loss" not in reading and ("step" not in reading or counts_itself)
         is_same = self._evaluated is not None and self._evaluated.isdisjoint(said)
         is_same &= reading.get("epoch") in (None, self._last.get("epoch"))
         if "loss" in reading and not self._trains:
@@ -393,5 +360,5 @@ class LogReader:
             if reached / 2 <= step and reached != last.get("total") and not is_next:
                 self._last = last
                 return -1.0
-            self._before += last.get("total", reached)  # the counter began again
+            self._before += last.get("total", reached + (step == 0))  # the counter began again
         return step + self._before

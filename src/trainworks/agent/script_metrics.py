@@ -25,7 +25,8 @@ from typing import final
 
 import psutil
 
-from trainworks.agent.log_metrics import LogReader, reading_of
+from trainworks.agent.log_metrics import LogReader
+from trainworks.agent.metric_names import reading_of
 from trainworks.config.track import MetricName
 from trainworks.files import size_of
 from trainworks.host.clock import SystemClock
@@ -39,6 +40,9 @@ from trainworks.record.run_dir import RunDir
 
 _LOOK_S = 0.05
 _CHOICE_S = 2.0  # from the first metrics until they are written: a better source may have them, too
+_FLUSH_S = (
+    150.0  # the same for an output without steps beside a tracker, which knows them: TensorBoard's writes in 120 s
+)
 _CHUNK_BYTES = 1 << 20
 _OWN_SOURCES = ("trainworks.log", "session")
 _EVENTS = re.compile(r"events\.out\.tfevents\.\d+\..*\.(\d+)\.\d+(?:\.v2)?")
@@ -85,7 +89,7 @@ class ScriptMetricsReader:
         names = self._options.names
         self._files = {path: TrackerFile(kind, path, names, from_end=True) for kind, path in self._found()}
         self._files_at, self._files_every_s = 0.0, 1.0
-        self._choice_s, self._choice_at = _CHOICE_S if self._is_first else 2 * _CHOICE_S, math.inf
+        self._choice_s, self._held_at = _CHOICE_S if self._is_first else 2 * _CHOICE_S, math.inf
         self._held: dict[str, list[Reading]] = {}
         self._source: str | None = None
         self._size = 0  # bytes of the record's metrics after the last row of this reader
@@ -136,9 +140,15 @@ class ScriptMetricsReader:
         for source, readings in said:
             if readings and self._source in (None, source):
                 self._held.setdefault(source, []).extend(readings)
-                self._choice_at = min(self._choice_at, now + self._choice_s)
-        if self._held and (last or self._source or now >= self._choice_at):
+                if math.isinf(self._held_at):
+                    self._held_at, self._files_at = now, 0.0
+        if self._held and (last or self._source or now >= self._held_at + self._wait_s()):
             self._write()
+
+    def _wait_s(self) -> float:
+        """Time from the first metrics to the choice of a source, of which another one may know the steps."""
+        knows_steps = any(source not in self._outputs or not self._outputs[source].counts for source in self._held)
+        return self._choice_s if knows_steps or not self._files else _FLUSH_S
 
     def _write(self) -> None:
         """Add to the record what the chosen source has; choose at the first time, as an earlier attempt has chosen."""
@@ -189,6 +199,11 @@ class _Output:
             with log.open("rb") as opened:
                 reader.read(opened.read(min(self._offset, _CHUNK_BYTES)).decode(errors="replace"))
             reader.begin()
+
+    @property
+    def counts(self) -> bool:
+        """Whether a step is the number of a line so far, because the rank does not say it."""
+        return self._reader.counts
 
     def read(self, *, last: bool, whole: bool) -> list[Reading]:
         """New readings; those of one look are spread over the time since the look before."""

@@ -21,6 +21,10 @@ FORWARDED_VARIABLES = (
 submitted the job."""
 
 
+KEPT_VARIABLES = ("OMP_NUM_THREADS",)
+"""Variables of a command's rank that stay as the shell has them, which torchrun does as well."""
+
+
 ROLE = "TRAINWORKS_ROLE"
 """Variable with the role of a process, in jobs with roles."""
 

@@ -131,10 +131,10 @@ FIGURE = "figures/"
 class LoggedSteps:
     """Rows of the record from what a program says of its steps, every one or some of them.
 
-    A step has the mean time since the step before, as compute; that of the first one is not known. A step that repeats
-    an earlier one of its attempt is left out. Before the first loss an evaluation, or a figure alone, is a step, too.
-    An accuracy that is said behind the loss of an evaluation belongs to it. A step of the training whose tokens are
-    not said has those of the plan, where there is one.
+    A step has the mean time since the step before, as compute; that of the first one is not known. Of a reading that
+    repeats a step of its attempt the evaluation alone counts. Before the first loss an evaluation, or a figure alone,
+    is a step, too. An accuracy that is said behind the loss of an evaluation belongs to it. A step of the training
+    whose tokens are not said has those of the plan, where there is one.
     """
 
     def __init__(self, attempt: int, tokens: int | None = None) -> None:
@@ -150,7 +150,10 @@ class LoggedSteps:
 
     def _row(self, reading: Reading) -> MetricsRow | None:
         step, t, trains = int(reading["step"]), reading["t"], "loss" in reading
-        if step < self._newest or (trains and step == self._trained):
+        is_repeated = trains and step == self._trained
+        if is_repeated:
+            reading, trains = {name: value for name, value in reading.items() if name.startswith("eval_")}, False
+        if step < self._newest or (is_repeated and not reading):
             return None
         opens, is_first = trains or (self._trained < 0 and step > self._newest), self._step < 0
         num_steps = 0 if not opens else 1 if is_first else max(1, step - self._step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -212,14 +213,27 @@ def lost_to_restarts(facts: RunFacts) -> LostTime | None:
     )
 
 
-def _began_anew(history: History) -> bool:
-    """Whether an attempt of a command began at the first step again, or before it."""
-    firsts = [
-        launch.steps["step"][launch.steps["attempt"] == number].min()
+def _begun_anew(history: History) -> tuple[str, str, str | None] | None:
+    """Evidence, remedy and setting where an attempt of a command began at the first step again; None where none did.
+
+    It loaded its weights where its loss begins nearer to the last one of the attempt before than to the first one.
+    """
+    attempts = [
+        launch.steps.where(launch.steps["attempt"] == number)
         for launch in history.launches
         for number in np.unique(launch.steps["attempt"])
     ]
-    return bool(firsts) and min(firsts[1:], default=math.inf) <= firsts[0]
+    for before, again in pairwise(attempts):
+        if again["step"].min() > attempts[0]["step"].min():
+            continue
+        at_first, last, begun = (each["loss"][np.isfinite(each["loss"])] for each in (attempts[0], before, again))
+        if len(last) and len(begun) and abs(begun[0] - last[-1]) < abs(begun[0] - at_first[0]):
+            did = f"its loss went on from {last[-1]:.4g}, so it loaded its weights, and does not load, or say, its step"
+            return did, "Let the program save its step beside its weights, and print it beside its loss.", None
+        did = "the program loaded nothing that it had saved"
+        remedy = "Let the program save its state, and load it on a restart, by its argument for that if it has one."
+        return did, remedy, "run: python train.py $(test -f last.pt && echo --resume last.pt)"
+    return None
 
 
 def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
@@ -233,10 +247,9 @@ def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
     if not facts.resolved.is_workload and not saved:
         evidence, setting = [undone], None
         remedy = "Let the program save its state more often: a restart repeats the steps since then."
-        if _began_anew(facts.history):
-            evidence.append("a restart began at the first step again: the program loaded nothing that it had saved")
-            remedy = "Let the program save its state, and load it on a restart, by its argument for that if it has one."
-            setting = "run: python train.py $(test -f last.pt && echo --resume last.pt)"
+        if (found := _begun_anew(facts.history)) is not None:
+            did, remedy, setting = found
+            evidence.append(f"a restart began at the first step again: {did}")
         return LostTime(
             name="lost_steps", title=title, lost_s=lost_s, evidence=tuple(evidence), remedy=remedy, setting=setting
         )
