@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
+from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.record.events.log import Event, read_events
+from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from trainworks.record.processes import Processes
     from trainworks.record.resolved import Plan, ResolvedRun
 
 
@@ -74,7 +75,9 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
             raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
         return planned
     if planned.roles:
-        return planned
+        return Processes.of_roles(
+            {role.name: _of_role(planned.roles[role.name], role.node.cores) for role in spec_of_run(resolved).roles}
+        )
     ranks = planned.processes_per_node
     if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":
         ranks = accelerators_per_node or ranks
@@ -87,6 +90,12 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
         "accelerators_per_node": accelerators_per_node,
     }
     return planned.model_copy(update=changes)
+
+
+def _of_role(planned: Processes, cores: float | None) -> Processes:
+    """Ranks of a role, whose threads share the cores that it requests on each node; one core if it does not say."""
+    shared_by = planned.processes_per_node if planned.starts == "per_rank" else max(1, planned.accelerators_per_node)
+    return planned.model_copy(update={"threads_per_process": max(1, int((cores or 1) // shared_by))})
 
 
 def plan_on(resolved: ResolvedRun, got: Allocation) -> Plan | None:
