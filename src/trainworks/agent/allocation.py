@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.host import process
+from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.record.events.log import Event, read_events
-from trainworks.record.processes import Processes, RoleNodes
+from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ class Allocation:
     cores: tuple[int, ...] = ()
     """Cores of each node, where the engine says them; `cores_per_node` are those of the first one."""
 
-    def cores_of(self, nodes: Sequence[int]) -> int:
-        """Cores that each of these nodes has at least."""
-        return min(self.cores[node] for node in nodes) if self.cores else self.cores_per_node
+    def cores_of(self, node: int) -> int:
+        """Cores of a node; those of the first one where only these are known."""
+        return self.cores[node] if self.cores else self.cores_per_node
 
 
 def plan(run_dir: RunDir, on_first_node: Callable[[list[str]], list[str]]) -> ResolvedRun:
@@ -69,7 +70,7 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
 
     Those of a workload are decided when it is planned, together with its layout; those of a command follow what it got,
     one per accelerator unless the run file says how many. Each role has the nodes, ranks and accelerators that it
-    requested, and threads for the cores that it got, where they are known of each node.
+    requested, and threads for the cores that it got, or requested where the engine does not say those of each node.
 
     Raises:
         EnvironmentProblem: a workload got other nodes than it was planned for, or roles another number of them.
@@ -84,9 +85,11 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
         if num_nodes != planned.nodes:
             message = f"the roles have {planned.nodes} nodes together, and {engine} gave the job {num_nodes}"
             raise EnvironmentProblem(message, hint="trainworks retry")
-        if not got.cores:
-            return planned
-        return Processes.of_roles({str(group.role): _role_on(group, got) for group in planned.groups()})
+        changed = {}
+        for group, role in zip(planned.groups(), spec_of_run(resolved).roles, strict=True):
+            cores = min(got.cores[node] for node in group.nodes) if got.cores else role.node.cores or 1
+            changed[role.name] = _role_on(group.processes, cores)
+        return Processes.of_roles(changed)
     ranks = planned.processes_per_node
     if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":
         ranks = accelerators_per_node or ranks
@@ -101,12 +104,10 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
     return planned.model_copy(update=changes)
 
 
-def _role_on(group: RoleNodes, got: Allocation) -> Processes:
+def _role_on(planned: Processes, cores: float) -> Processes:
     """Processes of a role whose threads share the cores of each of its nodes."""
-    own = group.processes
-    shared_by = own.processes_per_node if own.starts == "per_rank" else max(1, own.accelerators_per_node)
-    threads = max(1, got.cores_of(group.nodes) // shared_by)
-    return own.model_copy(update={"threads_per_process": threads})
+    shared_by = planned.processes_per_node if planned.starts == "per_rank" else max(1, planned.accelerators_per_node)
+    return planned.model_copy(update={"threads_per_process": max(1, int(cores // shared_by))})
 
 
 def plan_on(resolved: ResolvedRun, got: Allocation) -> Plan | None:

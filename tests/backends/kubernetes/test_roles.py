@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.backends.kubernetes.conftest import Kube, Run
-from tests.kubernetes.cluster import wait_until
+from tests.kubernetes.cluster import IMAGE, wait_until
 from trainworks.jobs.state import JobState
 from trainworks.record.events.log import read_events
 from trainworks.recover.restarts import Begin, lives_of
@@ -155,3 +155,10 @@ def test_the_supervisor_killed_starts_all_roles_again(kube: Kube) -> None:
         up(run, rank, times=2)
     run.tell()
     assert run.reaches("SUCCEEDED").restarts == 1
+
+
+def test_the_record_of_roles_with_images_of_their_own_is_fetched_by_a_pod_of_the_first(kube: Kube) -> None:
+    run = kube.roles({"one": {"run": "echo done", "image": IMAGE}, "two": {"run": "true", "image": IMAGE}}, image=None)
+    run.submit().reaches("SUCCEEDED")
+    assert run.backend.fetch([run.here])
+    assert run.here.events_file.read_bytes() == run.there.events_file.read_bytes()

@@ -375,11 +375,12 @@ class KubernetesBackend(Backend):
         if options.run_as_user is None and self._requires_user():
             options = options.model_copy(update={"run_as_user": render.DEFAULT_USER})
         for run_dir in run_dirs if options.volume is not None else ():
-            name = self._name_of(run_dir)
+            name, roles = self._name_of(run_dir), run_dir.read_resolved().run_file.roles.values()
+            image = options.image or next(filter(None, (role.image for role in roles)), None)
             there, is_whole = {f"{RUNS}/{name}": run_dir}, False
             while not is_whole:
                 asked = question(there, _MOST_BYTES, without=("status.json", "logs"))
-                reader = render.reader(options, name, asked)
+                reader = render.reader(options.model_copy(update={"image": image}), name, asked)
                 is_whole = write_answer(there, read_by_pod(self._client, self._jobsets(), reader, self._clock))
         return True
 

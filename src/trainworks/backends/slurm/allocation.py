@@ -128,7 +128,7 @@ class StepHosts(OwnProcesses):
             f"--nodelist={self._got.nodes[node]}",
             "--overlap",
             "--mem=0",
-            f"--cpus-per-task={self._got.cores_of([node])}",
+            f"--cpus-per-task={self._got.cores_of(node)}",
             "--kill-on-bad-exit=1",
             "--input=none",
             f"--job-name=node-{node}",

@@ -1,0 +1,26 @@
+"""What a job makes of the nodes that it got."""
+
+from __future__ import annotations
+
+from tests.fakes import resolved_command
+from trainworks.agent.allocation import Allocation, processes_on
+from trainworks.config.run_file import RunFile
+from trainworks.plan.run.processes import choose_role_processes, requested_host
+
+
+def test_the_ranks_of_a_role_share_the_cores_that_it_requests() -> None:
+    gpus = {"accelerators": "h100:8", "cpus": 96}
+    roles = {
+        "fetch": {"run": "true"},
+        "server": {"run": "true", "nodes": 2, "resources": {"cpus": 4}},
+        "launched": {"run": "torchrun train.py", "resources": gpus},
+        "ranks": {"run": "python train.py", "resources": gpus, "processes_per_node": 4},
+    }
+    run_file = RunFile.model_validate({"name": "t", "roles": roles, "cluster": {"engine": "kubernetes"}})
+    asked = resolved_command(run_file=run_file, processes=choose_role_processes(run_file, requested_host(run_file)))
+    names = tuple("abcde")
+    ranks = processes_on(asked, Allocation(job="7", nodes=names, addresses=names, cores_per_node=1), "Kubernetes")
+    assert (ranks.nodes, ranks.world_size) == (5, 8)
+    each = {name: (role.processes_per_node, role.threads_per_process) for name, role in ranks.roles.items()}
+    assert each == {"fetch": (1, 1), "server": (1, 4), "launched": (1, 12), "ranks": (4, 24)}
+    assert [role.device for role in ranks.roles.values()] == ["cpu", "cpu", "cuda", "cuda"]
