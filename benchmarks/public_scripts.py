@@ -90,6 +90,13 @@ def _write_config(folder: Path, name: str, splits: Mapping[str, str]) -> None:
     (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: {name}\n  data_files:\n{files}---\n")
 
 
+def _install(folder: Path, name: str, version: str) -> None:
+    """The description of an installed package, which some scripts look up."""
+    description = folder / f"{name}-{version}.dist-info"
+    description.mkdir(parents=True)
+    (description / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
 _SPECIAL = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 
 
@@ -175,11 +182,9 @@ def _trl(folder: Path, _checkout: Path) -> None:
 
 
 def _lightning(folder: Path, _checkout: Path) -> None:
-    for package in ("torchvision", "torchvision-0.0.dist-info"):
-        (folder / "stand-in" / package).mkdir(parents=True)
+    _install(folder / "stand-in", "torchvision", "0.0")
+    (folder / "stand-in" / "torchvision").mkdir()
     (folder / "stand-in" / "torchvision" / "__init__.py").write_text(_TORCHVISION)
-    metadata = "Metadata-Version: 2.1\nName: torchvision\nVersion: 0.0\n"
-    (folder / "stand-in" / "torchvision-0.0.dist-info" / "METADATA").write_text(metadata)
 
 
 _TORCHVISION = '''"""MNIST of random images, for a script that needs no more of torchvision than this."""
@@ -253,6 +258,7 @@ def _joey(folder: Path, checkout: Path) -> None:
             raise ValueError(f"transformer_reverse.yaml has no `{was}`")
         config = config.replace(was, becomes)
     (folder / "config.yaml").write_text(config)
+    _install(folder / "stand-in", "joeynmt", "2.3.0")
 
 
 def _nothing(_folder: Path, _checkout: Path) -> None:
@@ -372,7 +378,7 @@ PUBLIC_SCRIPTS = (
         framework="PyTorch",
         file="joeynmt/__main__.py",
         arguments="train config.yaml",
-        environment={"PYTHONPATH": "CHECKOUT"},
+        environment={"PYTHONPATH": "CHECKOUT:stand-in"},
         prepare=_joey,
     ),
 )

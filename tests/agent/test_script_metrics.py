@@ -63,6 +63,16 @@ def test_the_first_node_alone_removes_the_folder_that_all_nodes_share(
     assert run_dir.script_trackers.exists() == is_there
 
 
+def test_a_number_of_which_every_byte_is_above_127_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    (negative,) = struct.unpack("<f", b"\x81\x82\x83\xbf")
+    rows = event_file.scalars(2.0, 10, {"loss": 2.5, "reward": negative}) + event_file.scalars(
+        3.0, 20, {"loss": negative}
+    )
+    path.write_bytes(event_file.first_event(1.0) + rows)
+    assert [each["loss"] for each in TrackerFile("tensorboard", path).read()] == [2.5, negative]
+
+
 @pytest.mark.parametrize(("line", "is_long"), [("loss: 3.0\n", True), ("step 9: loss 3.0\n", False)])
 def test_an_output_that_says_no_steps_waits_until_a_tracker_has_written_its_own(
     tmp_path: Path, line: str, is_long: bool

@@ -189,6 +189,13 @@ def test_pruning_is_refused_where_no_curve_is_seen_meanwhile() -> None:
         sweep(RunRequest(run_file, source), SPACE, pruning="asha")
 
 
+def test_a_setting_that_changes_the_plan_of_a_command_alone_is_refused() -> None:
+    run_file, source = parse_run_file("name: tiny\nrun: python train.py\n", name="tiny.yaml")
+    with pytest.raises(UsageError, match="changes the plan of the command, and not the command") as caught:
+        sweep(RunRequest(run_file, source), {"trains.global_batch": "4,8", "envs.LR": "0.1,0.2"})
+    assert "`--set envs.GLOBAL_BATCH=...`" in str(caught.value.hint)
+
+
 def test_settings_that_no_run_can_have_fail_alone(sweep_with: SweepNow, tmp_path: Path) -> None:
     result = sweep_with(Trainer(tmp_path), {"optimizer.lr": [3e-3, -1.0]})
     assert [trial.state for trial in result.trials] == ["succeeded", "failed"]

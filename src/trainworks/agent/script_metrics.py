@@ -368,8 +368,10 @@ def _fields(message: bytes | None) -> Iterator[tuple[int, bytes]]:
         key, at = _varint(message, at)
         if key & 7 == 2:
             length, at = _varint(message, at)
+        elif key & 7 == 0:
+            length = _varint(message, at)[1] - at
         else:
-            length = {0: _varint(message, at)[1] - at, 1: 8}.get(key & 7, 4)
+            length = 8 if key & 7 == 1 else 4
         yield key >> 3, message[at : at + length]
         at += length
 

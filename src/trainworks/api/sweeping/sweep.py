@@ -79,7 +79,7 @@ def sweep(
         The trials; those whose settings no run can have have failed, with the reason.
 
     Raises:
-        UsageError: the space is not valid, or another process runs this sweep.
+        UsageError: the space is not valid or has a key of `trains`, or another process runs this sweep.
         RunFileError: a problem in the run file.
         MissingExtraError: Optuna is not installed.
     """
@@ -88,6 +88,12 @@ def sweep(
         hint = "leave out `--prune`: this cluster shows what a run measured at its end"
         raise UsageError("a sweep ends trials early by their curves, which have to be there meanwhile", hint=hint)
     dimensions = {full_key(key): parse_dimension(key, written) for key, written in space.items()}
+    if plans := [key for key in dimensions if key.partition(".")[0] == "trains"]:
+        variable = plans[0].rpartition(".")[2].upper()
+        raise UsageError(
+            f"`{plans[0]}` changes the plan of the command, and not the command: all trials would be the same",
+            hint=f"sweep a variable that the program reads: `--set envs.{variable}=...`",
+        )
     objective = _objective(request.run_file)
     chosen = make_search(search, dimensions, num_trials=trials, seed=seed, maximize=objective == "held-out accuracy")
     if not 1 <= chosen.num_trials <= _MOST_TRIALS:
