@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from trainworks.agent.environments.files import changed_since
 from trainworks.agent.launch import supervised, take_run
-from trainworks.api.checkpointing.copies import bring_newest, places
 from trainworks.api.launching.prepared_run import NODE_PLANNER, PreparedRun, prepare
 from trainworks.api.notices import Notify, warn
 from trainworks.api.observing.observers import observers_of, watch_queue
@@ -29,6 +28,7 @@ from trainworks.backends.store_place import store_url
 from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.clock import SystemClock
+from trainworks.host.copies.bringing import bring_newest, places
 from trainworks.jobs.job_spec import Dependency
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import JobState

@@ -17,7 +17,6 @@ import yaml
 
 from trainworks.api.anchor import anchor
 from trainworks.api.checkpointing.checkpoints import checkpoint_copies
-from trainworks.api.checkpointing.copies import places
 from trainworks.api.proving.drilled_job import DrilledJob
 from trainworks.api.run_request import RunTarget, read_run
 from trainworks.backends.registry import backend_for, shares_files

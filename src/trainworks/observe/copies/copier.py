@@ -17,7 +17,7 @@ from pathlib import Path
 from trainworks.agent.current_state import current_state
 from trainworks.host.clock import SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.observe.copies.places import CheckpointPlace, outdated, place_of
+from trainworks.host.copies.places import CheckpointPlace, outdated, place_of
 from trainworks.observe.following import SettledState, follow, stay_behind, take_turn
 from trainworks.record.evaluations import best_step
 from trainworks.record.events.training import CheckpointCopiedEvent, CheckpointCopyFailedEvent
