@@ -322,7 +322,7 @@ class SkyPilot(Spec):
     """Wheel of this Trainworks, here or at a URL, to install on the nodes: `dist/trainworks-0.1.0-py3-none-any.whl`."""
     constraints: Place | None = None
     """File with the exact versions of the packages that `wheel` needs, as `pip freeze` writes it."""
-    folder: Place | None = None
+    folder: RemotePath | None = None
     """Folder of run directories on the nodes, `~/trainworks-runs` by default. Several nodes need one that all of them
     mount, such as that of a volume of SkyPilot: `{task: {volumes: {/runs: my-volume}}, folder: /runs}`."""
     disk_size: Annotated[int, Field(ge=1)] | None = None
@@ -345,9 +345,8 @@ class SkyPilot(Spec):
             hint = "name a bucket of an S3-compatible store: `s3://bucket/prefix`"
             raise FieldError("`cluster.skypilot.store` is a folder, which ends with the nodes", hint=hint)
         if (self.wheel is None) is not (self.constraints is None):
-            missing = "wheel" if self.wheel is None else "constraints"
-            hint = "pip freeze --exclude trainworks > constraints.txt" if missing == "constraints" else None
-            raise FieldError(f"`cluster.skypilot.{missing}` is missing: a wheel is installed with exact versions", hint=hint)
+            hint = "set both; `pip freeze --exclude trainworks > constraints.txt` writes the versions that you have"
+            raise FieldError("`cluster.skypilot` needs `wheel` and `constraints` together", hint=hint)
         return self
 
 

@@ -149,10 +149,11 @@ class CheckpointCopy(Spec):
         return self.to.startswith("s3://")
 
 
+MOST_COPIES = 4
 _ONE = {"anyOf": [{"type": "string", "examples": ["/mnt/other", "s3://bucket/prefix"]}, {"type": "object"}]}
 CheckpointCopies = Annotated[
     tuple[CheckpointCopy, ...],
     BeforeValidator(lambda value: [value] if isinstance(value, str | dict) else value),
-    Field(max_length=4),
+    Field(max_length=MOST_COPIES),
     WithJsonSchema({"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE}]}),
 ]

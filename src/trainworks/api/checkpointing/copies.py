@@ -12,10 +12,9 @@ from typing import Any
 from trainworks.config.recovery import CheckpointCopy
 from trainworks.errors import MissingExtraError, TrainworksError, UsageError
 from trainworks.host.copies.bringing import brought
-from trainworks.host.copies.places import CheckpointPlace, FolderPlace, outdated, place_of
+from trainworks.host.copies.places import CheckpointPlace, FolderPlace, outdated
 from trainworks.host.copies.s3 import S3Place
 from trainworks.record.manifest import Manifest
-from trainworks.record.run_dir import RunDir
 
 _STEP = re.compile(r"(?P<place>.+)/step-(?P<step>\d+)/?")
 

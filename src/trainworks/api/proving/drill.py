@@ -24,6 +24,7 @@ from trainworks.config.recovery import CheckpointCopy
 from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import SystemClock
+from trainworks.host.copies.bringing import places
 from trainworks.jobs.state import JobState
 from trainworks.measure.drill.drill_fault import (
     HARMLESS_AFTERWARDS,

@@ -7,28 +7,43 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.recovery import MOST_COPIES, CheckpointCopy
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
-from trainworks.files import write_atomic
+from trainworks.files import held_lock, write_atomic
 from trainworks.host.copies.record_files import GROWING, LOG_LIMIT_BYTES, is_of_a_record, record_files
 from trainworks.host.copies.s3 import S3Prefix
 from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
 
 _BLOCK_BYTES = 4 << 20
 _FOLDER = "record"
 
 
 def with_store(run_file: RunFile) -> RunFile:
-    """The run file of a workload on rented machines with their store among the places of its checkpoints."""
+    """The run file of a workload on rented machines with their store among the places of its checkpoints.
+
+    Raises:
+        UsageError: these are too many.
+    """
     store, checkpoint = run_file.cluster.skypilot.store, run_file.checkpoint
     is_rented = run_file.cluster.engine == "skypilot" and run_file.workload is not None
     if store is None or not is_rented or store.to in [copy.to for copy in checkpoint.copies]:
         return run_file
+    if len(checkpoint.copies) == MOST_COPIES:
+        hint = f"leave one of the {MOST_COPIES} places out, or name the store among them"
+        raise UsageError("`cluster.skypilot.store` is one place more than `checkpoint.copies` can have", hint=hint)
     copies = (*checkpoint.copies, store)
     return run_file.model_copy(update={"checkpoint": checkpoint.model_copy(update={"copies": copies})})
+
+
+def record_of(run_file: RunFile, run_id: str) -> RecordCopy | None:
+    """The record of a run in the store of its rented machines; None for a run whose record stays where it is."""
+    store = run_file.cluster.skypilot.store
+    is_rented = run_file.cluster.engine == "skypilot" and run_file.workload is not None
+    return RecordCopy.of(store, run_id) if is_rented and store is not None else None
 
 
 class RecordCopy(S3Prefix):
@@ -48,19 +63,19 @@ class RecordCopy(S3Prefix):
         """Number of complete blocks of each file in the store."""
 
     @classmethod
-    def of(cls, store: CheckpointCopy, run_id: str) -> RecordCopy:
+    def of(cls, store: CheckpointCopy, run_id: str) -> Self:
         """The record of a run in the store of its checkpoints."""
         return cls(store.address(run_id), endpoint=store.endpoint, region=store.region)
 
     def send(self, run_dir: RunDir, only: Sequence[str] = ()) -> None:
         """Send what has changed since the last time; the state last, and so after all that it speaks of.
 
-        With `only`, these files alone.
+        One process of a run sends at a time: what is there never gets older. With `only`, these files alone.
 
         Raises:
             EnvironmentProblem: the store refuses, or does not answer.
         """
-        with self._naming():
+        with self._naming(), held_lock(run_dir.path / ".record.lock"):
             files = [file for file in record_files(run_dir.path) if not only or file.name in only]
             state = [file.read_bytes() for file in files if file == run_dir.status_file]
             for file in files:
@@ -101,12 +116,23 @@ class RecordCopy(S3Prefix):
                 raise self._of_another()
         return bool(files)
 
-    def state(self) -> dict[str, Any]:
-        """The last state that the run has sent; empty without one."""
+    def status(self) -> RunStatus | None:
+        """The last state that the run has sent; None without one.
+
+        Raises:
+            EnvironmentProblem: the store refuses, or does not answer.
+        """
         with self._naming():
-            there = "status.json" in self._files()
-            found: dict[str, Any] = json.loads(self._read(self._key("status.json", 0))) if there else {}
-        return found
+            if "status.json" not in self._files():
+                return None
+            return RunStatus.model_validate_json(self._read(self._key("status.json", 0)))
+
+    def discard(self) -> None:
+        """Delete the record of a run that has never begun; one with a state stays."""
+        with self._naming():
+            if "status.json" not in (files := self._files()):
+                for block in (block for blocks in files.values() for block in blocks):
+                    self._s3.delete_object(Bucket=self._bucket, Key=block["Key"])
 
     def _files(self) -> dict[str, list[dict[str, Any]]]:
         """Blocks of each file in their order."""
@@ -158,7 +184,8 @@ class RecordCopy(S3Prefix):
             return
         before = file.read_bytes() if file.exists() else None
         if file.suffix not in GROWING:
-            if before is not None and f'"{hashlib.md5(before, usedforsecurity=False).hexdigest()}"' == blocks[0]["ETag"]:
+            digest = hashlib.md5(before or b"", usedforsecurity=False).hexdigest()
+            if before is not None and blocks[0]["ETag"] == f'"{digest}"':
                 return
             content = self._read(blocks[0]["Key"])
         else:
