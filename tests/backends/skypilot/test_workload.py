@@ -91,7 +91,18 @@ def test_a_workload_goes_on_from_the_store_after_a_preemption_and_its_record_com
     assert resumed[0] == 0 and resumed[-1] >= 8
     assert [event["restarts"] for event in events if event["kind"] == "submitted"] == [0, 1]
     assert [row["step"] for row in effective_rows(run.run_dir.metrics_file)] == list(range(1, 25))
-    assert run.resolved.plan is not None and report.plan is not None
+    assert run.resolved.plan is not None and report.training is not None and report.comparison is not None
     assert run.status.state == "SUCCEEDED" and run.run_dir.rank_log(0).exists()
     assert max(place.manifests()) == 24
     assert not list((cloud / "1").glob("machine-*"))
+
+
+def test_a_workload_ends_when_its_budget_is_spent_and_its_record_says_so(
+    tmp_path: Path, store: str, cloud: Path
+) -> None:
+    rented = {"goal__budget": "1 USD", "cluster__skypilot__max_hourly_cost": 360.0}  # for ten seconds
+    run = submit(read_run_file(run_file(tmp_path, store, name="dear", **rented)), folder=tmp_path / "runs")
+    assert run.wait() is JobState.FAILED
+    run.report()
+    assert (run.status.cause, run.status.message) == ("time_limit", "the budget of $1.00 is spent")
+    assert jobs(cloud)[0]["status"] == "FAILED" and not list((cloud / "1").glob("machine-*"))

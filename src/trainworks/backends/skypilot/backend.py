@@ -67,24 +67,42 @@ _CAUSES: dict[str, Cause] = {
     "FAILED_CONTROLLER": Cause.AGENT_LOST,
 }
 _EMPTY = ("", "-")
+_DONE = "DONE"
+"""State of the controller of a job that has deleted its machines."""
 
 
 def job_status(record: Mapping[str, Any]) -> JobStatus:
-    """Current status of a managed job."""
+    """Current status of a managed job; one that has ended runs until SkyPilot has seen that its machines are gone.
+
+    SkyPilot's controller deletes them, checks that, and is `DONE` then; what it could not delete fails the job as
+    `FAILED_CONTROLLER`.
+    """
     raw = str(record.get("status"))
     state = JOB_STATES.get(raw, JobState.UNKNOWN)
+    if state.is_final and _plain(record.get("schedule_state")) not in (*_EMPTY, _DONE):
+        return JobStatus(
+            state=JobState.RUNNING, raw=raw, reason="SkyPilot returns the machines of the job", nodes=_nodes(record)
+        )
     wanted = (record.get(key) for key in ("failure_reason", "details", "infra"))  # the last one of a job with nodes
     return JobStatus(
         state=state,
         raw=raw,
         reason=next((text for text in map(_plain, wanted) if text not in _EMPTY), None),
         cause=_CAUSES.get(raw),
+        hint=_about_machines(record) if raw == "FAILED_CONTROLLER" else None,
         nodes=_nodes(record) if state is JobState.RUNNING else (),
         restarts=int(record.get("recovery_count") or 0),
         exit_code=0 if state is JobState.SUCCEEDED else _exit_code(record.get("failure_reason")),
         starts_at=None if state.waits else _time(record.get("start_at")),
         ended_at=_time(record.get("end_at")) if state.is_final else None,
     )
+
+
+def _about_machines(record: Mapping[str, Any]) -> str:
+    """How to see, and to end, machines that a controller may have left behind."""
+    name = _plain(record.get("current_cluster_name"))
+    ends = f"`sky down {name}`" if name not in _EMPTY else "`sky down` and their name"
+    return f"machines may be left: `SKYPILOT_DEBUG=1 sky status --refresh` lists those of jobs, and {ends} ends them"
 
 
 def _nodes(record: Mapping[str, Any]) -> tuple[str, ...]:

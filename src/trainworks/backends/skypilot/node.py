@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import final
 
@@ -21,7 +22,7 @@ from trainworks.agent.log_echo import LogEcho
 from trainworks.agent.remote_agent import TOKEN_FILE, AgentServer, RemoteHosts, dismiss
 from trainworks.agent.supervisor import Supervisor
 from trainworks.agent.turn import ClusterTurn
-from trainworks.backends.skypilot.rented import RentedNode, rented_node
+from trainworks.backends.skypilot.rented import RentedNode, held_seconds, most_seconds, rented_node
 from trainworks.errors import EnvironmentProblem, TrainworksError
 from trainworks.files import write_atomic
 from trainworks.host import process
@@ -32,7 +33,9 @@ from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.record.events.job import SubmittedEvent
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.exit_code import End, ExitCode
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.status import RunStatus
+from trainworks.units import format_usd
 
 _DISMISS_S = 30.0
 _TERMINATED = 128 + signal.SIGTERM
@@ -53,6 +56,8 @@ class RentedTurn(ClusterTurn):
         super().__init__(node.run_dir, clock or SystemClock())
         self._node = node
         self._got: Allocation | None = None
+        self._spent: str | None = None
+        """Which limit of the cost has ended the turn; None before."""
         self._open = contextlib.ExitStack()
 
     @property
@@ -91,13 +96,43 @@ class RentedTurn(ClusterTurn):
         write_atomic(self._node.secrets / TOKEN_FILE, self._node.token, mode=0o600)
         self._got = got = self._node.wait_for_all(self.clock)
         resolved = self.begin(got, folder=Path.cwd())
+        self._limit_cost(resolved)
         hosts = RemoteHosts(got, self._node.secrets)
         nodes = nodes_of(self.run_dir, resolved, (lock,), hosts)
         self._open.enter_context(LogEcho(self.run_dir, 0))
         return Supervisor(self.run_dir, resolved, nodes, self.clock, hosts)
 
+    def _limit_cost(self, resolved: ResolvedRun) -> None:
+        """End the turn when the budget of the run is spent.
+
+        Raises:
+            EnvironmentProblem: earlier turns have spent it.
+        """
+        most_s = most_seconds(resolved)
+        if most_s is None:
+            return
+        spent = f"the budget of {format_usd(resolved.run_file.goal.budget or 0.0)} is spent"
+        left_s = most_s - held_seconds(read_events(self.run_dir.events_file))
+        if left_s <= 0:
+            raise EnvironmentProblem(spent, hint=f"trainworks resume {self.run_dir.run_id} --set goal.budget=...")
+
+        def end() -> None:
+            self._spent = spent
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        limit = threading.Timer(left_s, end)
+        limit.daemon = True
+        limit.start()
+        self._open.callback(limit.cancel)
+
+    def next_end(self, end: End) -> End | None:
+        """No further turn after the budget is spent."""
+        return None if self._spent is not None else super().next_end(end)
+
     def taken(self) -> End | None:
         """A cloud that takes spot nodes back ends their programs first, as a stop does: both send SIGTERM."""
+        if self._spent is not None:
+            return End(JobState.FAILED, Cause.TIME_LIMIT, self._spent, exit_code=ExitCode.USER_ERROR)
         return self.back_in_the_queue(Cause.PREEMPTED) if signal.SIGTERM in self.heard and self._is_spot else None
 
     def requeue(self, end: End) -> int:

@@ -7,7 +7,7 @@ import json
 import platform
 import shlex
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 
@@ -20,7 +20,11 @@ from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import Clock
 from trainworks.host.probe import num_cores
 from trainworks.jobs.program import Program
+from trainworks.jobs.state import parse_state
+from trainworks.record.events.log import Event
+from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.units import HOUR_S
 
 PROGRAM = "trainworks.backends.skypilot.node"
 RENTED = "TRAINWORKS_RENTED"
@@ -50,9 +54,8 @@ def check_rented(options: SkyPilot, nodes: int) -> None:
     for name in ("wheel", "constraints"):
         place = getattr(options, name)
         if place is not None and not (name == "wheel" and "://" in place) and not Path(place).is_file():
-            raise UsageError(
-                f"`cluster.skypilot.{name}` is `{place}`, which is not a file", hint="name an existing file"
-            )
+            hint = "name a file, relative to the current folder"
+            raise UsageError(f"`cluster.skypilot.{name}` is `{place}`, which is not a file", hint=hint)
 
 
 def program_of_workload(run_file: RunFile) -> Program:
@@ -90,6 +93,36 @@ def _installation(wheel: str, extras: str) -> str:
             "",
         ]
     )
+
+
+def most_seconds(resolved: ResolvedRun) -> float | None:
+    """Longest time for which a run may hold its nodes: its budget by their price; None without a budget or a price.
+
+    The price is `max_hourly_cost` of every node, which they can cost at most; else that of the accelerators, of the
+    run file or of the catalogue.
+    """
+    run_file, processes = resolved.run_file, resolved.processes
+    most_usd, budget = run_file.cluster.skypilot.max_hourly_cost, run_file.goal.budget
+    usd = run_file.cluster.usd_per_accelerator_hour
+    if usd is None and resolved.forecast is not None:
+        usd = resolved.forecast.usd_per_accelerator_hour
+    hourly_usd = most_usd * processes.nodes if most_usd is not None else (usd or 0.0) * processes.num_accelerators
+    return HOUR_S * budget / hourly_usd if budget is not None and hourly_usd else None
+
+
+def held_seconds(events: Sequence[Event]) -> float:
+    """Time for which a run has held its nodes: each turn from its start to its end, or to its last sign of life."""
+    held_s, since, last = 0.0, None, 0.0
+    for event in events:
+        now = float(event["t"])
+        has_left = event["kind"] == "state" and not parse_state(event["state"]).holds_resources
+        if since is not None and (has_left or event["kind"] == "submitted"):
+            held_s += (now if has_left else last) - since
+            since = None
+        if event["kind"] == "submitted":
+            since = now
+        last = now
+    return held_s + (last - since if since is not None else 0.0)
 
 
 def mounts(options: SkyPilot) -> dict[str, str]:
