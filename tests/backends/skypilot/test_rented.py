@@ -219,3 +219,34 @@ def test_a_run_holds_its_nodes_from_each_start_to_its_end_or_its_last_sign_of_li
         {"kind": "attempt", "t": 9015.0},
     ]
     assert held_seconds(events) == 50.0 + 100.0 + 5.0
+
+
+READS = """
+import json, sys, yaml
+import sky
+names = ("AWS_ACCESS_KEY_ID", "TRAINWORKS_TOKEN")
+task = sky.Task.from_yaml_config(yaml.safe_load(sys.stdin.read()), secrets_overrides=[(name, "x") for name in names])
+[resources] = task.resources
+print(json.dumps([task.num_nodes, resources.accelerators, resources.job_recovery, sorted(task.secrets), task.run]))
+"""
+
+
+@pytest.mark.sky
+def test_skypilot_itself_reads_the_task_of_a_workload(
+    run_dir: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`TRAINWORKS_TEST_SKY` names a Python that has SkyPilot."""
+    python = os.environ.get("TRAINWORKS_TEST_SKY")
+    if python is None:
+        pytest.skip("NOT TESTED: SkyPilot's own reader; set TRAINWORKS_TEST_SKY to a Python that has skypilot")
+    monkeypatch.chdir(tmp_path)
+    for name in ("trainworks.whl", "constraints.txt"):
+        (tmp_path / name).touch()
+    one = backend(store="s3://bucket/x", wheel="trainworks.whl", constraints="constraints.txt", use_spot=True)
+    text = one.render(asked(), run_dir).text
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run([python, "-c", READS], input=text, text=True, env=env, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    recovery = {"strategy": "EAGER_NEXT_REGION", "recover_on_exit_codes": [75]}
+    secrets = ["AWS_ACCESS_KEY_ID", TOKEN]
+    assert json.loads(done.stdout.splitlines()[-1]) == [1, {"H100": 8}, recovery, secrets, yaml.safe_load(text)["run"]]

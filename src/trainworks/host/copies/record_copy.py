@@ -167,16 +167,15 @@ class RecordCopy(S3Prefix):
             sizes = {known: [block["Size"] for block in blocks] for known, blocks in self._files().items()}
             self._blocks = {known: each.count(_BLOCK_BYTES) for known, each in sizes.items()}
         size = min(size, LOG_LIMIT_BYTES) if file.suffix == ".log" else size
+        first = self._blocks.get(name, 0)
         with file.open("rb") as opened:
-            for number in range(self._blocks.get(name, 0), -(-size // _BLOCK_BYTES)):
-                opened.seek(number * _BLOCK_BYTES)
-                content = opened.read(min(_BLOCK_BYTES, size - number * _BLOCK_BYTES))
-                is_whole = len(content) == _BLOCK_BYTES
-                if not is_whole and file.suffix == ".jsonl":
-                    content = content[: content.rfind(b"\n") + 1]
-                if content:
-                    self._put(name, number, content)
-                self._blocks[name] = number + is_whole
+            opened.seek(first * _BLOCK_BYTES)
+            content = opened.read(max(0, size - first * _BLOCK_BYTES))
+        if file.suffix == ".jsonl":
+            content = content[: content.rfind(b"\n") + 1]
+        for number, start in enumerate(range(0, len(content), _BLOCK_BYTES), first):
+            self._put(name, number, content[start : start + _BLOCK_BYTES])
+        self._blocks[name] = first + len(content) // _BLOCK_BYTES
 
     def _fetch_file(self, file: Path, name: str, blocks: list[dict[str, Any]]) -> None:
         size = sum(block["Size"] for block in blocks)
