@@ -15,7 +15,7 @@ import requests
 from tests.worker.object_store import s3_server
 from trainworks.api.checkpointing.copies import prune_copies
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.copies.places import CheckpointPlace, FolderPlace, place_of
 from trainworks.host.copies.s3 import S3Place

@@ -15,7 +15,7 @@ from tests.plan.shapes import layout
 from trainworks.agent.launch import take_run
 from trainworks.api.run_handle import Run
 from trainworks.cli.app import app
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
 from trainworks.host.copies import places as module
 from trainworks.record.events.log import append_event

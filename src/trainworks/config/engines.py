@@ -16,8 +16,7 @@ from trainworks.config.backend_names import BUILT_IN, ENTRY_POINTS, PUBLISHED, i
 from trainworks.config.limits import up_to
 from trainworks.config.pod_patch import checked_pod_patch
 from trainworks.config.quantities import DurationS, DurationSOrNever, SizeBytes
-from trainworks.config.recovery import CheckpointCopy
-from trainworks.config.spec import FieldError, Image, Spec
+from trainworks.config.spec import CheckpointCopy, FieldError, Image, Spec
 from trainworks.errors import UsageError
 
 

@@ -32,7 +32,7 @@ class Program:
     """Folder as written in the run file; the engine's own when None."""
     image: str | None = None
     is_workload: bool = False
-    """Whether it is the program of Trainworks that trains the workload of the run."""
+    """True for the program of Trainworks itself, which trains the workload of the run."""
     resources: Resources | None = None
     """Resources as the run file has them: in alternatives, exact amounts and parts that `JobSpec` cannot tell apart."""
 

@@ -17,8 +17,8 @@ from trainworks.backends.skypilot.backend import SkyPilotBackend
 from trainworks.backends.skypilot.client import SkyPilotClient, SkyPilotRefusedError
 from trainworks.backends.skypilot.node import bring
 from trainworks.backends.skypilot.rented import TOKEN, RentedNode
-from trainworks.config.recovery import CheckpointCopy
 from trainworks.config.run_file import RunFile
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.copies import record_copy
 from trainworks.host.copies.record_copy import RecordCopy

@@ -10,7 +10,7 @@ from typing import Any
 from trainworks.agent.launch import take_run
 from trainworks.api.checkpointing.copies import CopyFacts, copies_in, place_at, prune_copies, rehearse
 from trainworks.api.run_handle import Run, as_run
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import UsageError
 from trainworks.files import bytes_in, closing_handle
 from trainworks.host.copies.bringing import bring_back, places

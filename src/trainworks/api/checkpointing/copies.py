@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import MissingExtraError, TrainworksError, UsageError
 from trainworks.host.copies.bringing import brought
 from trainworks.host.copies.places import CheckpointPlace, FolderPlace, outdated

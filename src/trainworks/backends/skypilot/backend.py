@@ -67,6 +67,11 @@ _CAUSES: dict[str, Cause] = {
     "FAILED_CONTROLLER": Cause.AGENT_LOST,
 }
 _EMPTY = ("", "-")
+_NODE = "trainworks.backends.skypilot.node"
+"""Module that a node of a workload runs."""
+_MACHINES_LEFT = (
+    "machines may be left: `SKYPILOT_DEBUG=1 sky status --refresh` lists those of jobs, and `sky down NAME` ends one"
+)
 _DONE = "DONE"
 """State of the controller of a job that has deleted its machines."""
 
@@ -89,20 +94,13 @@ def job_status(record: Mapping[str, Any]) -> JobStatus:
         raw=raw,
         reason=next((text for text in map(_plain, wanted) if text not in _EMPTY), None),
         cause=_CAUSES.get(raw),
-        hint=_about_machines(record) if raw == "FAILED_CONTROLLER" else None,
+        hint=_MACHINES_LEFT if raw == "FAILED_CONTROLLER" else None,
         nodes=_nodes(record) if state is JobState.RUNNING else (),
         restarts=int(record.get("recovery_count") or 0),
         exit_code=0 if state is JobState.SUCCEEDED else _exit_code(record.get("failure_reason")),
         starts_at=None if state.waits else _time(record.get("start_at")),
         ended_at=_time(record.get("end_at")) if state.is_final else None,
     )
-
-
-def _about_machines(record: Mapping[str, Any]) -> str:
-    """How to see, and to end, machines that a controller may have left behind."""
-    name = _plain(record.get("current_cluster_name"))
-    ends = f"`sky down {name}`" if name not in _EMPTY else "`sky down` and their name"
-    return f"machines may be left: `SKYPILOT_DEBUG=1 sky status --refresh` lists those of jobs, and {ends} ends them"
 
 
 def _nodes(record: Mapping[str, Any]) -> tuple[str, ...]:
@@ -117,7 +115,9 @@ def _nodes(record: Mapping[str, Any]) -> tuple[str, ...]:
 def _exit_code(reason: object) -> int | None:
     """The first exit code of a node in SkyPilot's reason for a failure that is not 0."""
     found = re.search(r"exited with exit codes? \[?(?P<codes>\d+(?:, \d+)*)", _plain(reason))
-    return next((int(code) for code in (found["codes"].split(", ") if found else ()) if int(code)), None)
+    if found is None:
+        return None
+    return next((code for code in map(int, found["codes"].split(", ")) if code), None)
 
 
 def _time(seconds: object) -> float | None:
@@ -175,7 +175,7 @@ class SkyPilotBackend(Backend):
     @classmethod
     def workload_program(cls, run_file: RunFile) -> Program:
         """Trainworks on every node, from its image, or from a wheel that the setup of the task installs."""
-        return program_of_workload(run_file)
+        return program_of_workload(run_file, _NODE)
 
     @classmethod
     def allocated_nodes(cls) -> AllocatedNodes:

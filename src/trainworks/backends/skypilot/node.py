@@ -57,7 +57,7 @@ class RentedTurn(ClusterTurn):
         self._node = node
         self._got: Allocation | None = None
         self._spent: str | None = None
-        """Which limit of the cost has ended the turn; None before."""
+        """Sentence on the budget that has ended the turn; None before."""
         self._open = contextlib.ExitStack()
 
     @property

@@ -14,8 +14,8 @@ from pathlib import Path, PurePath
 from trainworks.agent.allocation import Allocation
 from trainworks.agent.remote_agent import greeting_of
 from trainworks.config.engines import SkyPilot
-from trainworks.config.recovery import CheckpointCopy
 from trainworks.config.run_file import RunFile
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import Clock
 from trainworks.host.probe import num_cores
@@ -26,7 +26,6 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.units import HOUR_S
 
-PROGRAM = "trainworks.backends.skypilot.node"
 RENTED = "TRAINWORKS_RENTED"
 """Variable of all nodes with the run that they train, as JSON; see `variables`."""
 TOKEN = "TRAINWORKS_TOKEN"  # noqa: S105  # the name of a variable
@@ -58,24 +57,20 @@ def check_rented(options: SkyPilot, nodes: int) -> None:
             raise UsageError(f"`cluster.skypilot.{name}` is `{place}`, which is not a file", hint=hint)
 
 
-def program_of_workload(run_file: RunFile) -> Program:
-    """What every node runs: Trainworks, after its installation where the options name a wheel."""
+def program_of_workload(run_file: RunFile, module: str) -> Program:
+    """What every node runs: a module of Trainworks, after its installation where the options name a wheel."""
+    trackers = [name for name in run_file.track.names if name in ("mlflow", "wandb")]
+    extras = ",".join(["train", "s3", "data", *(["notify"] if run_file.notify else []), *trackers])
     options = run_file.cluster.skypilot
     python = shlex.quote(options.python) if options.wheel is None else f'"{_HOME}/env/bin/python"'
     return Program(
-        script=f"exec {python} -P -m {PROGRAM}\n",
-        setup=None if options.wheel is None else _installation(options.wheel, _extras(run_file)),
+        script=f"exec {python} -P -m {module}\n",
+        setup=None if options.wheel is None else _installation(options.wheel, extras),
         envs=run_file.envs | {TOKEN: None},
         starts="per_node",
         resources=run_file.resources,
         is_workload=True,
     )
-
-
-def _extras(run_file: RunFile) -> str:
-    """Extras of Trainworks that a run needs on its nodes."""
-    trackers = [name for name in run_file.track.names if name in ("mlflow", "wandb")]
-    return ",".join(["train", "s3", "data", *(["notify"] if run_file.notify else []), *trackers])
 
 
 def _installation(wheel: str, extras: str) -> str:
@@ -147,7 +142,7 @@ class RentedNode:
 
     index: int
     addresses: tuple[str, ...]
-    """Of all nodes, in their order."""
+    """Addresses of all nodes, in their order."""
     accelerators: int
     run_dir: RunDir
     store: CheckpointCopy

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import fsync_folder, naming_full_disk
 from trainworks.host.copies.s3 import S3Place

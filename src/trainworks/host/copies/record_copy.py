@@ -7,14 +7,15 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from trainworks.config.recovery import MOST_COPIES, CheckpointCopy
+from trainworks.config.recovery import MOST_COPIES
 from trainworks.config.run_file import RunFile
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import UsageError
 from trainworks.files import held_lock, write_atomic
 from trainworks.host.copies.record_files import GROWING, LOG_LIMIT_BYTES, is_of_a_record, record_files
-from trainworks.host.copies.s3 import S3Prefix
+from trainworks.host.copies.s3 import S3Prefix, StoredObject
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
@@ -132,17 +133,17 @@ class RecordCopy(S3Prefix):
         with self._naming():
             if "status.json" not in (files := self._files()):
                 for block in (block for blocks in files.values() for block in blocks):
-                    self._s3.delete_object(Bucket=self._bucket, Key=block["Key"])
+                    self._s3.delete_object(Bucket=self._bucket, Key=block.key)
 
-    def _files(self) -> dict[str, list[dict[str, Any]]]:
+    def _files(self) -> dict[str, list[StoredObject]]:
         """Blocks of each file in their order."""
-        found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        found: dict[str, list[StoredObject]] = defaultdict(list)
         start = f"{self._prefix}/{_FOLDER}/"
         for item in self._objects(start):
-            found[item["Key"].removeprefix(start).rpartition("/")[0]].append(item)
-        return {name: sorted(blocks, key=lambda block: str(block["Key"])) for name, blocks in found.items()}
+            found[item.key.removeprefix(start).rpartition("/")[0]].append(item)
+        return {name: sorted(blocks, key=lambda block: block.key) for name, blocks in found.items()}
 
-    def _check_is_of(self, run_dir: RunDir, files: dict[str, list[dict[str, Any]]]) -> None:
+    def _check_is_of(self, run_dir: RunDir, files: dict[str, list[StoredObject]]) -> None:
         there = json.loads(self._read(self._key("resolved.json", 0))) if "resolved.json" in files else {}
         if there.get("created_at") != json.loads(run_dir.resolved_file.read_bytes())["created_at"]:
             raise self._of_another()
@@ -164,7 +165,7 @@ class RecordCopy(S3Prefix):
     def _send_blocks(self, file: Path, name: str, size: int) -> None:
         """Send the blocks of a file that grows from the first that is not complete there; whole lines of JSON alone."""
         if self._blocks is None:
-            sizes = {known: [block["Size"] for block in blocks] for known, blocks in self._files().items()}
+            sizes = {known: [block.size for block in blocks] for known, blocks in self._files().items()}
             self._blocks = {known: each.count(_BLOCK_BYTES) for known, each in sizes.items()}
         size = min(size, LOG_LIMIT_BYTES) if file.suffix == ".log" else size
         first = self._blocks.get(name, 0)
@@ -177,23 +178,23 @@ class RecordCopy(S3Prefix):
             self._put(name, number, content[start : start + _BLOCK_BYTES])
         self._blocks[name] = first + len(content) // _BLOCK_BYTES
 
-    def _fetch_file(self, file: Path, name: str, blocks: list[dict[str, Any]]) -> None:
-        size = sum(block["Size"] for block in blocks)
+    def _fetch_file(self, file: Path, name: str, blocks: list[StoredObject]) -> None:
+        size = sum(block.size for block in blocks)
         if file.suffix in GROWING and file.exists() and file.stat().st_size == size:
             return
         before = file.read_bytes() if file.exists() else None
         if file.suffix not in GROWING:
             digest = hashlib.md5(before or b"", usedforsecurity=False).hexdigest()
-            if before is not None and blocks[0]["ETag"] == f'"{digest}"':
+            if before is not None and blocks[0].etag == f'"{digest}"':
                 return
-            content = self._read(blocks[0]["Key"])
+            content = self._read(blocks[0].key)
         else:
             known = min(len(before or b""), size) // _BLOCK_BYTES
-            rest = b"".join(self._read(block["Key"]) for block in blocks[known:])
+            rest = b"".join(self._read(block.key) for block in blocks[known:])
             start = known * _BLOCK_BYTES
             own = (before or b"")[start:]
             if not rest.startswith(own[: len(rest)]):  # the run went on from an earlier state than this one
-                start, rest = 0, b"".join(self._read(block["Key"]) for block in blocks)
+                start, rest = 0, b"".join(self._read(block.key) for block in blocks)
             elif len(own) >= len(rest):
                 return
             content = (before or b"")[:start] + rest

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import FORBIDDEN, NOT_FOUND, REQUESTED_RANGE_NOT_SATISFIABLE, UNAUTHORIZED
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,16 @@ _TRIES = 8
 _READ_BYTES = 1 << 20
 
 
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a store."""
+
+    key: str
+    size: int
+    etag: str
+    """MD5 of an object that was sent at once and is not encrypted by KMS, in hexadecimal and in double quotes."""
+
+
 class S3Prefix:
     """A prefix of a bucket, `s3://bucket/prefix/RUN`.
 
@@ -41,10 +52,12 @@ class S3Prefix:
         self._bucket, self._prefix = url.netloc, url.path.strip("/")
         self._s3 = _client(endpoint, region)
 
-    def _objects(self, prefix: str) -> Iterator[dict[str, Any]]:
-        """Key, size and ETag of every object whose key begins so."""
+    def _objects(self, prefix: str) -> Iterator[StoredObject]:
+        """All objects whose key begins so."""
         pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-        return (item for page in pages for item in page.get("Contents", ()))
+        for page in pages:
+            for item in page.get("Contents", ()):
+                yield StoredObject(item["Key"], item["Size"], item["ETag"])
 
     def _read(self, key: str) -> bytes:
         content: bytes = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
@@ -201,7 +214,7 @@ class S3Place(S3Prefix):
             os.fsync(file.fileno())
 
     def _keys(self, prefix: str) -> list[str]:
-        return [item["Key"] for item in self._objects(prefix)]
+        return [item.key for item in self._objects(prefix)]
 
     def _key(self, step: int, name: str) -> str:
         return f"{self._prefix}/{checkpoint_name(step)}/{name}".lstrip("/")
