@@ -15,12 +15,12 @@ import requests
 from tests.worker.object_store import s3_server
 from trainworks.api.checkpointing.copies import prune_copies
 from trainworks.config.layout import ResolvedLayout
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem
+from trainworks.host.copies.places import CheckpointPlace, FolderPlace, place_of
+from trainworks.host.copies.s3 import S3Place
 from trainworks.jobs.state import JobState
 from trainworks.observe.copies.copier import Copier, linked
-from trainworks.observe.copies.places import CheckpointPlace, FolderPlace, place_of
-from trainworks.observe.copies.s3 import S3Place
 from trainworks.record.events.log import read_events
 from trainworks.record.manifest import Manifest, checksum, delete_checkpoint, read_manifest, write_manifest
 from trainworks.record.run_dir import RunDir

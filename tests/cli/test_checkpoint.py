@@ -15,9 +15,9 @@ from tests.plan.shapes import layout
 from trainworks.agent.launch import take_run
 from trainworks.api.run_handle import Run
 from trainworks.cli.app import app
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, TrainworksError, UsageError
-from trainworks.observe.copies import places as module
+from trainworks.host.copies import places as module
 from trainworks.record.events.log import append_event
 from trainworks.record.manifest import MANIFEST, Manifest, checksum, write_manifest
 from trainworks.record.run_dir import RunDir

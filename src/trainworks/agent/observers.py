@@ -9,7 +9,7 @@ from trainworks.host.clock import Clock
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 
-_LEAVE_WITHIN_S = 30.0
+LEAVE_WITHIN_S = 30.0
 _started: list[process.Child] = []
 """Observers of this process, kept until they have ended, so that they are reaped."""
 
@@ -32,11 +32,11 @@ def running_observers() -> list[int]:
     return [one.pid for one in _started]
 
 
-def await_observers(clock: Clock) -> None:
-    """Wait for the observers that this process has started, for half a minute at most.
+def await_observers(clock: Clock, most_s: float = LEAVE_WITHIN_S) -> None:
+    """Wait for the observers that this process has started, for half a minute at most, or `most_s`.
 
     On a cluster they end with the allocation, which they need for the end of the run.
     """
-    deadline = clock.now() + _LEAVE_WITHIN_S
+    deadline = clock.now() + most_s
     while running_observers() and clock.now() < deadline:
         process.wait_any(_started, deadline - clock.now())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trainworks.agent.allocation import Allocation, plan, plan_on, processes_on
-from trainworks.agent.observers import await_observers
+from trainworks.agent.observers import LEAVE_WITHIN_S, await_observers
 from trainworks.agent.supervisor import SIGNALS, Supervisor, own_status, supervise
 from trainworks.files import take_lock
 from trainworks.host.clock import Clock
@@ -40,6 +40,8 @@ class ClusterTurn(abc.ABC):
     engine: ClassVar[str]
     exit_code_if_held: ClassVar[int]
     """Exit code if another supervisor does not release the run."""
+    observers_leave_s: ClassVar[float] = LEAVE_WITHIN_S
+    """Longest wait for what still copies and reports the run, after its end."""
     signals: Mapping[int, int] = SIGNALS
 
     def __init__(self, run_dir: RunDir, clock: Clock) -> None:
@@ -109,7 +111,7 @@ class ClusterTurn(abc.ABC):
         code = supervise(self.run_dir, self.supervisor, lock=lock, heard=self._hear, signals=self.signals)
         if code != ExitCode.SUPERSEDED:
             code = self.conclude(self.run_dir.read_status().end)
-            await_observers(self.clock)
+            await_observers(self.clock, self.observers_leave_s)
         return code
 
     def begin(

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from trainworks.agent.environments.files import changed_since
 from trainworks.agent.launch import supervised, take_run
-from trainworks.api.checkpointing.copies import bring_newest, places
 from trainworks.api.launching.prepared_run import NODE_PLANNER, PreparedRun, prepare
 from trainworks.api.notices import Notify, warn
 from trainworks.api.observing.observers import observers_of, watch_queue
@@ -29,6 +28,8 @@ from trainworks.backends.store_place import store_url
 from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.errors import TrainworksError, UsageError
 from trainworks.host.clock import SystemClock
+from trainworks.host.copies.bringing import bring_newest, places
+from trainworks.host.copies.record_copy import record_of
 from trainworks.jobs.job_spec import Dependency
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.state import JobState
@@ -332,6 +333,14 @@ def resume(
     return _ended(launch.run) if wait and not background else launch.run
 
 
+def _bring_here(stopped: Run) -> None:
+    """Bring what a run continues from: the newest checkpoint of all places; rented nodes do so, and have the record."""
+    if record_of(stopped.resolved.run_file, stopped.id) is not None:
+        stopped.with_record()
+    else:
+        bring_newest(stopped.run_dir, places(stopped.run_dir))
+
+
 def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, background: bool = False) -> Launch:
     """Write the changed resolved run, and return the launch that resumes it; see `resume`.
 
@@ -341,7 +350,7 @@ def prepare_resume(stopped: Run, wanted: ResumeChanges = UNCHANGED, *, backgroun
     _check_ended(stopped, extends=wanted.extends)
     lock = take_run(run_dir, handover_s=_RESUME_TAKES_S)  # before the run changes: another `resume` may be first
     try:
-        bring_newest(run_dir, places(run_dir))
+        _bring_here(stopped)
         resolved, changes = changed_run(run_dir, wanted, node_planner=NODE_PLANNER)
     except BaseException:
         os.close(lock)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Never, Self
 from trainworks.errors import UsageError
 from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.program import Program, program_of
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.node_history import NodeHistory
 
 if TYPE_CHECKING:
-    from trainworks.config.run_file import Cluster
+    from trainworks.config.run_file import Cluster, RunFile
     from trainworks.host.network import Machines
-    from trainworks.jobs.program import Program
     from trainworks.jobs.store import JobStore
 
 NodeState = Literal["free", "mixed", "taken", "draining", "drained", "down", "unknown"]
@@ -142,7 +142,7 @@ class Backend(abc.ABC):
     """Longest time for which a list of jobs waits for the backend."""
 
     needs_program: ClassVar[bool] = False
-    """Whether the nodes lack Trainworks: `connect` then gets the program, and workloads are refused."""
+    """Whether the nodes lack Trainworks: `connect` then gets the program, for a workload that of `workload_program`."""
 
     @classmethod
     def connect(cls, cluster: Cluster, *, store: JobStore | None = None, program: Program | None = None) -> Self:
@@ -155,6 +155,15 @@ class Backend(abc.ABC):
             UsageError: an option has an invalid value.
         """
         raise NotImplementedError
+
+    @classmethod
+    def workload_program(cls, run_file: RunFile) -> Program:
+        """The program with which nodes that lack Trainworks install it, and train the workload of a run file.
+
+        Raises:
+            UsageError: the backend cannot do this.
+        """
+        return program_of(run_file)
 
     @classmethod
     def allocated_nodes(cls) -> AllocatedNodes:

@@ -13,24 +13,18 @@ import os
 import stat
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from trainworks.errors import UnreachableError
 from trainworks.files import closing_handle, write_atomic
+from trainworks.host.copies.record_files import GROWING, LOG_LIMIT_BYTES, is_of_a_record, record_files
 
 if TYPE_CHECKING:
     from trainworks.record.run_dir import RunDir
 
-RECORD = ("status.json", "resolved.json", "events.jsonl", "metrics.jsonl", "anchor.json", "plan_error.json")
-"""Files that a job writes into its run directory; the state comes first, and so all that it speaks of with it."""
-RECORD_FOLDERS = ("logs", "usage", "environment", "bench")
-GROWING = (".jsonl", ".log")
-"""Endings of files that only grow: what is new in them is sent. All other files are replaced, and sent as a whole."""
-LOG_LIMIT_BYTES = 64 * 2**20
-"""Most bytes of one log that are sent; the rest of it stays on the cluster."""
 _LINE = 8192
 """Characters of a line of a printed answer; a container runtime cuts lines of 16 KiB."""
 
@@ -97,15 +91,6 @@ def send(runs: Mapping[str, Known], most_bytes: int, without: Sequence[str] = ()
     return {"runs": found, "is_whole": is_whole}
 
 
-def record_files(folder: Path, without: Sequence[str] = ()) -> Iterator[Path]:
-    """Files of the record in a run directory."""
-    yield from (folder / name for name in RECORD if name not in without and (folder / name).is_file())
-    for name in RECORD_FOLDERS:
-        with suppress(FileNotFoundError):
-            files = sorted((folder / name).iterdir()) if name not in without else []
-            yield from (one for one in files if one.name[0] != "." and one.is_file() and not one.is_symlink())
-
-
 def _changed_part(file: Path, known: tuple[int, ...], most_bytes: int) -> FilePart | None:
     with file.open("rb") as opened:
         status = os.fstat(opened.fileno())
@@ -134,15 +119,9 @@ def write_answer(runs: Mapping[str, RunDir], said: str) -> bool:
         raise UnreachableError(f"the record did not arrive completely: {broken}") from None
     for there, files in found["runs"].items():
         for name, part in files.items():
-            if _is_of_a_record(name):
+            if is_of_a_record(name):
                 _write_part(runs[there].path / name, part)
     return found["is_whole"]
-
-
-def _is_of_a_record(name: str) -> bool:
-    """Whether a name from there is that of a file of a record, and leads nowhere else."""
-    folder, slash, file = name.rpartition("/")
-    return name in RECORD if not slash else folder in RECORD_FOLDERS and file[:1] not in ("", ".")
 
 
 def _write_part(file: Path, part: FilePart) -> None:

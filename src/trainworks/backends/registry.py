@@ -117,12 +117,14 @@ def backend_of_run(resolved: ResolvedRun, *, store: JobStore | None = None) -> B
     """Create the backend that a run names, able to submit it.
 
     Raises:
-        UsageError: as `backend_for`; or the run is a workload, and the backend's nodes have no Trainworks to train it.
+        UsageError: as `backend_for`; or the run is a workload, and the backend has no Trainworks for its nodes.
     """
     run_file, program = resolved.run_file, None
     engine = run_file.cluster.engine
-    if engine != "described" and not run_file.roles and backend_class(engine).needs_program:
-        program = program_of(run_file, command=resolved.command or ())
+    if engine != "described" and not run_file.roles and (backend := backend_class(engine)).needs_program:
+        is_workload = run_file.workload is not None
+        command = resolved.command or ()
+        program = backend.workload_program(run_file) if is_workload else program_of(run_file, command=command)
     return backend_for(run_file.cluster, store=store, program=program)
 
 

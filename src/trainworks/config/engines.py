@@ -16,7 +16,7 @@ from trainworks.config.backend_names import BUILT_IN, ENTRY_POINTS, PUBLISHED, i
 from trainworks.config.limits import up_to
 from trainworks.config.pod_patch import checked_pod_patch
 from trainworks.config.quantities import DurationS, DurationSOrNever, SizeBytes
-from trainworks.config.spec import FieldError, Image, Spec
+from trainworks.config.spec import CheckpointCopy, FieldError, Image, Spec
 from trainworks.errors import UsageError
 
 
@@ -310,7 +310,20 @@ class SkyPilot(Spec):
     instance_type: InstanceType | None = None
     """Instance type of the cloud: `p5.48xlarge`."""
     image: Place | None = None
-    """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`) or cloud image that the nodes start from."""
+    """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`) or cloud image that the nodes start from. That of a
+    workload has Trainworks, unless `wheel` installs it."""
+    store: CheckpointCopy | None = None
+    """Object store of the checkpoints and the record of a workload, `s3://bucket/prefix`, with the keys of an entry of
+    `checkpoint.copies`: nodes that replace preempted ones continue from there, and the record comes back from there."""
+    python: Command = "python3"
+    """Python with Trainworks in the `image`."""
+    wheel: Place | None = None
+    """Wheel of this Trainworks, here or at a URL, to install on the nodes: `dist/trainworks-0.1.0-py3-none-any.whl`."""
+    constraints: Place | None = None
+    """File with the exact versions of the packages that `wheel` needs, as `pip freeze` writes it."""
+    folder: RemotePath | None = None
+    """Folder of run directories on the nodes, `~/trainworks-runs` by default. Several nodes need one that all of them
+    mount, such as that of a volume of SkyPilot: `{task: {volumes: {/runs: my-volume}}, folder: /runs}`."""
     disk_size: Annotated[int, Field(ge=1)] | None = None
     """Disk size of a node in GB."""
     file_mounts: dict[str, str] = Field(default_factory=dict)
@@ -324,6 +337,16 @@ class SkyPilot(Spec):
     """More keys of a task's `resources`, handed on unchanged: `{disk_tier: best}`."""
     task: dict[str, Any] = Field(default_factory=dict)
     """More keys of a task, handed on unchanged: `{volumes: {/data: my-volume}}`."""
+
+    @model_validator(mode="after")
+    def _check_store(self) -> SkyPilot:
+        if self.store is not None and not self.store.is_s3:
+            hint = "name a bucket of an S3-compatible store: `s3://bucket/prefix`"
+            raise FieldError("`cluster.skypilot.store` is a folder, which ends with the nodes", hint=hint)
+        if (self.wheel is None) is not (self.constraints is None):
+            hint = "set both; `pip freeze --exclude trainworks > constraints.txt` writes the versions that you have"
+            raise FieldError("`cluster.skypilot` needs `wheel` and `constraints` together", hint=hint)
+        return self
 
 
 def cluster_from_text(value: Any) -> Any:

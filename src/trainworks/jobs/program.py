@@ -31,6 +31,8 @@ class Program:
     working_folder: str | None = None
     """Folder as written in the run file; the engine's own when None."""
     image: str | None = None
+    is_workload: bool = False
+    """True for the program of Trainworks itself, which trains the workload of the run."""
     resources: Resources | None = None
     """Resources as the run file has them: in alternatives, exact amounts and parts that `JobSpec` cannot tell apart."""
 

@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from tests.fakes import FakeClock, spec
-from trainworks.backends.skypilot.backend import SkyPilotBackend, SkyPilotClient, SkyPilotRefusedError, job_name
+from trainworks.backends.skypilot.backend import SkyPilotBackend, job_name
+from trainworks.backends.skypilot.client import SkyPilotClient, SkyPilotRefusedError
 from trainworks.config.engines import SkyPilot
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host.process import Output

@@ -75,3 +75,42 @@ def test_recoveries_are_counted() -> None:
 def test_where_a_job_runs() -> None:
     running = RECORDS[13] | {"details": None, "infra": "AWS (us-east-1a)"}
     assert job_status(running).reason == "AWS (us-east-1a)"
+
+
+def test_a_job_ends_when_its_controller_has_seen_that_its_machines_are_gone() -> None:
+    record = {"job_id": 1, "job_name": "a", "status": "SUCCEEDED", "schedule_state": "ALIVE"}
+    returning = job_status(record)
+    assert (returning.state, returning.reason) == (JobState.RUNNING, "SkyPilot returns the machines of the job")
+    assert job_status(record | {"schedule_state": "DONE"}).state is JobState.SUCCEEDED
+
+
+def test_machines_that_could_not_be_deleted_are_named_with_what_ends_them() -> None:
+    reason = "Failed to clean up, resources may have leaked: a-1 is not down"
+    seen = job_status({"status": "FAILED_CONTROLLER", "failure_reason": reason, "schedule_state": "DONE"})
+    assert seen.reason == reason and seen.hint is not None and "sky down" in seen.hint
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        ("Job exited with exit code 3. To see the details, run: sky jobs logs 1", 3),
+        ("Job exited with exit codes [0, 137]", 137),
+        ("Job failed (FAILED_DRIVER)", None),
+    ],
+)
+def test_the_exit_code_of_a_failed_job(reason: str, code: int | None) -> None:
+    assert job_status({"status": "FAILED", "failure_reason": reason}).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("facts", "nodes"),
+    [
+        ({"node_names": "i-1, i-2"}, ("i-1", "i-2")),
+        ({"resources": "2x[CPU:2+][Spot]"}, ("demo-0", "demo-1")),
+        ({"resources": "2x[CPU:2+]", "current_cluster_name": "demo-7"}, ("demo-7-0", "demo-7-1")),
+    ],
+)
+def test_a_job_that_runs_has_all_of_its_nodes(facts: dict[str, str], nodes: tuple[str, ...]) -> None:
+    record = {"status": "RUNNING", "job_name": "demo", "node_names": None} | facts
+    assert job_status(record).nodes == nodes
+    assert job_status(record | {"status": "STARTING"}).nodes == ()

@@ -8,20 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from trainworks.agent.launch import take_run
-from trainworks.api.checkpointing.copies import (
-    CopyFacts,
-    bring_back,
-    copies_in,
-    place_at,
-    places,
-    prune_copies,
-    rehearse,
-)
+from trainworks.api.checkpointing.copies import CopyFacts, copies_in, place_at, prune_copies, rehearse
 from trainworks.api.run_handle import Run, as_run
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import UsageError
 from trainworks.files import bytes_in, closing_handle
-from trainworks.observe.copies.places import copy_files, place_of
+from trainworks.host.copies.bringing import bring_back, places
+from trainworks.host.copies.places import copy_files, place_of
 from trainworks.record.evaluations import best_step
 from trainworks.record.manifest import (
     Damage,

@@ -127,7 +127,7 @@ class PreparedRun:
             "run_id": run_dir.run_id,
             "commit": _commit_of(self.resolved.working_folder),
             "node_check": node_check,
-            "observers": observers_of(self.request.run_file),
+            "observers": observers_of(self.resolved.run_file),
         }
         resolved = resolved.model_copy(update=update)
         try:

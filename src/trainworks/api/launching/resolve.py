@@ -14,6 +14,7 @@ from trainworks.api.anchor import AnchoredRun, anchor
 from trainworks.config.run_file import RunFile
 from trainworks.config.source import Source
 from trainworks.errors import LayoutError, UsageError
+from trainworks.host.copies.record_copy import with_store
 from trainworks.host.network import Machines
 from trainworks.host.probe import command_host, package_versions, probe_host
 from trainworks.measure.planning import AS_USUAL, Planning
@@ -65,7 +66,7 @@ def resolve(
     Raises:
         TrainworksError: the run cannot be resolved, with the line of the run file at fault.
     """
-    run_file = with_image(run_file)
+    run_file = with_store(with_image(run_file))
     if run_file.cluster.of is not None or (run_file.resources and run_file.cluster.engine != "local"):
         from trainworks.jobs.described_nodes import check_worker, with_described_nodes  # noqa: PLC0415  # the catalogue
 

@@ -14,13 +14,16 @@ from trainworks.record.run_dir import RunDir
 _NOTIFY = "trainworks.api.observing.notify"
 _TRACK = "trainworks.api.observing.track"
 _COPIER = "trainworks.observe.copies.copier"
+_RECORDER = "trainworks.observe.copies.recorder"
 
 
 def observers_of(run_file: RunFile) -> tuple[tuple[str, str], ...]:
     """Module and name of every process that the supervisor starts to report a run."""
     messages = ((_NOTIFY, "notify"),) if run_file.notify else ()
     copiers = ((_COPIER, str(number)) for number in range(len(run_file.checkpoint.copies)))
-    return (*((_TRACK, name) for name in run_file.track.names), *messages, *copiers)
+    is_rented = run_file.cluster.engine == "skypilot" and run_file.workload is not None
+    recorder = ((_RECORDER, "record"),) if is_rented else ()
+    return (*((_TRACK, name) for name in run_file.track.names), *messages, *copiers, *recorder)
 
 
 def check_observers(run_file: RunFile) -> None:

@@ -17,14 +17,14 @@ import yaml
 
 from trainworks.api.anchor import anchor
 from trainworks.api.checkpointing.checkpoints import checkpoint_copies
-from trainworks.api.checkpointing.copies import places
 from trainworks.api.proving.drilled_job import DrilledJob
 from trainworks.api.run_request import RunTarget, read_run
 from trainworks.backends.registry import backend_for, shares_files
-from trainworks.config.recovery import CheckpointCopy
 from trainworks.config.run_file import RunFile
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host.clock import SystemClock
+from trainworks.host.copies.bringing import places
 from trainworks.jobs.state import JobState
 from trainworks.measure.drill.drill_fault import (
     HARMLESS_AFTERWARDS,

@@ -7,27 +7,37 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import os
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Self, final
 
-from trainworks.backends.backend import Backend, Capability, JobStatus, NodeStatus, RenderedJob
+from trainworks.agent.remote_agent import RemoteHosts
+from trainworks.backends.backend import AllocatedNodes, Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
+from trainworks.backends.skypilot.client import COLOUR, SkyPilotClient
+from trainworks.backends.skypilot.rented import (
+    TOKEN,
+    check_rented,
+    mounts,
+    program_of_workload,
+    rented_node,
+    variables,
+)
 from trainworks.config.engines import SkyPilot
-from trainworks.config.run_file import Cluster
-from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
-from trainworks.host import process
+from trainworks.config.run_file import Cluster, RunFile
+from trainworks.errors import EnvironmentProblem, TrainworksError, UnansweredError, UnreachableError, UsageError
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.copies.record_copy import record_of
+from trainworks.host.probe import num_cores
 from trainworks.jobs.formats.manifest import dns_name
 from trainworks.jobs.formats.skypilot import render_managed_job, secret_names
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.jobs.state import Cause, JobState
+from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 
@@ -57,23 +67,57 @@ _CAUSES: dict[str, Cause] = {
     "FAILED_CONTROLLER": Cause.AGENT_LOST,
 }
 _EMPTY = ("", "-")
+_NODE = "trainworks.backends.skypilot.node"
+"""Module that a node of a workload runs."""
+_MACHINES_LEFT = (
+    "machines may be left: `SKYPILOT_DEBUG=1 sky status --refresh` lists those of jobs, and `sky down NAME` ends one"
+)
+_DONE = "DONE"
+"""State of the controller of a job that has deleted its machines."""
 
 
 def job_status(record: Mapping[str, Any]) -> JobStatus:
-    """Current status of a managed job."""
+    """Current status of a managed job; one that has ended runs until SkyPilot has seen that its machines are gone.
+
+    SkyPilot's controller deletes them, checks that, and is `DONE` then; what it could not delete fails the job as
+    `FAILED_CONTROLLER`.
+    """
     raw = str(record.get("status"))
     state = JOB_STATES.get(raw, JobState.UNKNOWN)
+    if state.is_final and _plain(record.get("schedule_state")) not in (*_EMPTY, _DONE):
+        return JobStatus(
+            state=JobState.RUNNING, raw=raw, reason="SkyPilot returns the machines of the job", nodes=_nodes(record)
+        )
     wanted = (record.get(key) for key in ("failure_reason", "details", "infra"))  # the last one of a job with nodes
     return JobStatus(
         state=state,
         raw=raw,
         reason=next((text for text in map(_plain, wanted) if text not in _EMPTY), None),
         cause=_CAUSES.get(raw),
+        hint=_MACHINES_LEFT if raw == "FAILED_CONTROLLER" else None,
+        nodes=_nodes(record) if state is JobState.RUNNING else (),
         restarts=int(record.get("recovery_count") or 0),
-        exit_code=0 if state is JobState.SUCCEEDED else None,
+        exit_code=0 if state is JobState.SUCCEEDED else _exit_code(record.get("failure_reason")),
         starts_at=None if state.waits else _time(record.get("start_at")),
         ended_at=_time(record.get("end_at")) if state.is_final else None,
     )
+
+
+def _nodes(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the nodes of a job that runs, which has all of them; without names there, those of its cluster."""
+    if names := [name.strip() for name in _plain(record.get("node_names")).split(",") if name.strip()]:
+        return tuple(names)
+    cluster = record.get("current_cluster_name") or record.get("job_name") or record.get("job_id")
+    count = re.match(r"(?P<nodes>\d+)x", _plain(record.get("resources")))  # `2x[CPU:2+][Spot]`
+    return tuple(f"{cluster}-{index}" for index in range(int(count["nodes"]) if count else 1))
+
+
+def _exit_code(reason: object) -> int | None:
+    """The first exit code of a node in SkyPilot's reason for a failure that is not 0."""
+    found = re.search(r"exited with exit codes? \[?(?P<codes>\d+(?:, \d+)*)", _plain(reason))
+    if found is None:
+        return None
+    return next((code for code in map(int, found["codes"].split(", ")) if code), None)
 
 
 def _time(seconds: object) -> float | None:
@@ -81,139 +125,7 @@ def _time(seconds: object) -> float | None:
 
 
 def _plain(text: object) -> str:
-    return " ".join(_COLOUR.sub("", str(text)).split()) if text is not None else ""
-
-
-_TIMEOUT_S = 180.0
-"""Timeout of a call; the first one may start SkyPilot's API server, which takes half a minute."""
-_LAUNCH_TIMEOUT_S = 1800.0
-"""Timeout of a launch: the first job waits for the jobs controller, and every job for the upload of its files."""
-_PYTHON_VARIABLES = ("PYTHONPATH", "PYTHONHOME")
-_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_UNREACHABLE = re.compile(
-    r"could not connect to skypilot api server|apiserverconnectionerror|connection (refused|timed out|reset)|"
-    r"remote end closed connection|request timed out|temporarily unavailable",
-    re.IGNORECASE,
-)
-_NO_JOBS = re.compile(r"No in-progress managed jobs|ClusterNotUpError")
-"""Error without a jobs controller, which SkyPilot stops when there were no jobs for a while."""
-_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)+(?P<name>[A-Z]\w+): ")
-
-
-class SkyPilotRefusedError(UsageError):
-    """SkyPilot refused the request; the message is SkyPilot's."""
-
-
-@final
-class SkyPilotClient:
-    """Calls `sky`, a name on the path or a path. `run` and `lines` are those of `host.process`; `env` is the
-    environment of this process when None.
-    """
-
-    def __init__(
-        self,
-        program: str = "sky",
-        run: Callable[..., process.Output] = process.run,
-        lines: Callable[[Sequence[str]], Iterator[str]] = process.lines,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self._program = str(Path(program).expanduser()) if program.startswith("~/") else program
-        self._run = run
-        self._lines = lines
-        self._env = dict(os.environ if env is None else env)
-        self._timeout_s = _TIMEOUT_S
-
-    def within(self, seconds: float) -> Self:
-        """A client of the same program that waits for each answer only so long."""
-        hurried = copy.copy(self)
-        hurried._timeout_s = seconds
-        return hurried
-
-    def unset(self, names: Iterable[str]) -> list[str]:
-        """Variables that are not set in the shell."""
-        return [name for name in names if name not in self._env]
-
-    def queue(self, *, unfinished: bool = False) -> list[Mapping[str, Any]]:
-        """Managed jobs of this user, or only the `unfinished` ones, newest first, as SkyPilot's records.
-
-        Raises:
-            UnreachableError: the API server does not answer.
-            SkyPilotRefusedError: the program failed for another reason.
-            EnvironmentProblem: the program is missing, or has no access.
-        """
-        which = "--skip-finished" if unfinished else "--all"
-        output = self._call(["jobs", "queue", "--output", "json", "--verbose", which], self._timeout_s)
-        if output.exit_code and _NO_JOBS.search(output.stderr):
-            return []
-        text = self._checked(output)
-        # SkyPilot may print lines before the list, for example when it starts its API server
-        start = re.search(r"^\[(?:\]|$)", text, re.MULTILINE)
-        try:
-            records = json.loads(text[start.start() :]) if start else None
-        except ValueError:
-            records = None
-        if not isinstance(records, list):
-            hint = "set `cluster.skypilot.program` to SkyPilot 0.14 or newer"
-            raise EnvironmentProblem(
-                f"`sky jobs queue --output json` printed no JSON list: {text.strip()[:200]!r}", hint=hint
-            )
-        return records
-
-    def launch(self, task: str, secrets: Sequence[str]) -> str | None:
-        """Launch a task; returns the number of its managed job, if SkyPilot prints it.
-
-        The task is YAML, written to a file that only its owner can read, for the duration of the call. `secrets` are
-        variables whose values SkyPilot reads from the shell.
-
-        Raises: as `queue`.
-        """
-        options = [word for name in secrets for word in ("--secret", name)]
-        with tempfile.NamedTemporaryFile("w", prefix="trainworks-", suffix=".yaml", encoding="utf-8") as file:
-            file.write(task)
-            file.flush()
-            command = ["jobs", "launch", "--yes", "--detach-run", *options, file.name]
-            output = self._checked(self._call(command, _LAUNCH_TIMEOUT_S))
-        numbers = re.findall(r"Managed Job ID: (\d+)", output)
-        return numbers[-1] if numbers else None
-
-    def cancel(self, job: str) -> None:
-        """Cancel a managed job; ignore one that has ended or does not exist.
-
-        Raises: as `queue`.
-        """
-        output = self._call(["jobs", "cancel", "--yes", job], _TIMEOUT_S)
-        if not (output.exit_code and _NO_JOBS.search(output.stderr)):
-            self._checked(output)
-
-    def logs(self, job: str, *, follow: bool) -> Iterator[str]:
-        """Stream the output of a managed job line by line, without colours."""
-        options = ["--follow" if follow else "--no-follow", "--tail", "0"]
-        unset_options = [word for name in _PYTHON_VARIABLES for word in ("-u", name)]
-        for line in self._lines(["env", *unset_options, self._program, "jobs", "logs", *options, job]):
-            yield _COLOUR.sub("", line).rstrip("\r\n")
-
-    def _call(self, arguments: list[str], timeout_s: float) -> process.Output:
-        env = {name: value for name, value in self._env.items() if name not in _PYTHON_VARIABLES}
-        try:
-            output = self._run([self._program, *arguments], timeout_s=timeout_s, env=env)
-        except OSError as error:
-            hint = "install `skypilot` into an environment of its own, and name its `sky` in `cluster.skypilot.program`"
-            raise EnvironmentProblem(f"cannot start `{self._program}`: {error.strerror}", hint=hint) from None
-        except EnvironmentProblem as timeout:
-            raise UnreachableError(f"SkyPilot does not answer: {timeout.message}", hint="try again later") from None
-        return process.Output(output.exit_code, _COLOUR.sub("", output.stdout), _COLOUR.sub("", output.stderr))
-
-    def _checked(self, output: process.Output) -> str:
-        if output.exit_code == 0:
-            return output.stdout
-        text = output.stderr.strip() or output.stdout.strip()
-        last = text.splitlines()[-1] if text else "no reason given"
-        reason = _EXCEPTION.sub("", last).removeprefix("Error: ").strip()  # without the name of the class
-        if _UNREACHABLE.search(text):
-            raise UnreachableError(f"SkyPilot does not answer: {reason}", hint="see `sky api info`")
-        if re.search(r"(ApiServerAuthentication|APIVersionMismatch|APINotSupported|Cloud|NoCloudAccess)Error", text):
-            raise EnvironmentProblem(f"SkyPilot cannot run jobs: {reason}", hint="see `sky check` and `sky api info`")
-        raise SkyPilotRefusedError(f"SkyPilot: {reason}")
+    return " ".join(COLOUR.sub("", str(text)).split()) if text is not None else ""
 
 
 _NODE_LINE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(?:, ip=[^,()]+)?\) ?(?P<text>.*)")
@@ -260,15 +172,42 @@ class SkyPilotBackend(Backend):
         hurried._client = self._client.within(self.patience_s)
         return hurried
 
+    @classmethod
+    def workload_program(cls, run_file: RunFile) -> Program:
+        """Trainworks on every node, from its image, or from a wheel that the setup of the task installs."""
+        return program_of_workload(run_file, _NODE)
+
+    @classmethod
+    def allocated_nodes(cls) -> AllocatedNodes:
+        """Nodes of the job whose first node runs this process."""
+        node = rented_node(os.environ)
+        hosts = RemoteHosts(node.wait_for_all(SystemClock()), node.secrets) if len(node.addresses) > 1 else None
+        return AllocatedNodes(len(node.addresses), num_cores(), node.accelerators, hosts)
+
+    @classmethod
+    def check_trains(cls, cluster: Cluster) -> None:
+        """Refuse nodes without Trainworks, without a store, and several without a folder that all of them see."""
+        check_rented(cluster.skypilot, cluster.nodes)
+
     def check(self, spec: JobSpec) -> None:
         """Refuse what SkyPilot cannot do, and a job whose secrets are not set."""
-        super().check(spec)
+        super().check(replace(spec, environment=None) if self._trains else spec)  # the agents of a workload build it
+        if self._trains:
+            check_rented(self._options, spec.max_nodes)
+            if spec.node.alternatives:
+                hint = f"name one in `resources.accelerators`: `{spec.node.accelerator}:{spec.node.accelerators}`"
+                raise UsageError("a workload is planned for one kind of accelerator", hint=hint)
         if spec.keep_code and "workdir" in self._options.task:
             hint = "remove `job.keep_code`, and name a commit in `workdir.ref`"
             raise UsageError("`job.keep_code` copies a folder, and SkyPilot clones `workdir`", hint=hint)
         render_managed_job(spec, self._required_program, self._options, "checked")
-        if unset := self._client.unset(secret_names(self._required_program)):
+        names = (name for name in secret_names(self._required_program) if name != TOKEN)
+        if unset := self._client.unset(names):
             raise UsageError(f"`envs.{unset[0]}` has no value", hint=f"export {unset[0]}=...")
+
+    @property
+    def _trains(self) -> bool:
+        return self._program is not None and self._program.is_workload
 
     @property
     def _required_program(self) -> Program:
@@ -277,27 +216,65 @@ class SkyPilotBackend(Backend):
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """Render the task YAML of a managed job; its `workdir` is the kept code, if there is some."""
-        program = self._required_program
-        if spec.keep_code:
+        program, options, name = self._required_program, self._options, job_name(run_dir)
+        if program.is_workload:
+            program = replace(program, envs=dict(program.envs) | variables(options, run_dir.run_id, name))
+            options = options.model_copy(update={"file_mounts": options.file_mounts | mounts(options)})
+        elif spec.keep_code:
             program = replace(program, working_folder=spec.working_folder)
-        return RenderedJob(spec, render_managed_job(spec, program, self._options, job_name(run_dir)))
+        return RenderedJob(spec, render_managed_job(spec, program, options, name))
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
         """Launch the managed job, unless one of this run is unfinished; returns its number.
 
+        The run of a workload is in its store before its nodes look for it there.
+
         Raises:
             SkyPilotRefusedError: SkyPilot refuses the job, with its own message.
+            UsageError: the store has another run of this name.
+            EnvironmentProblem: the store refuses, or does not answer.
             UnansweredError: SkyPilot did not answer; if it has the job, another `submit` finds it.
             UnreachableError: SkyPilot does not answer, and does not have the job.
         """
         if (handle := self.find(run_dir)) is not None:
             return handle
+        with self._sent(run_dir):
+            try:
+                token = {TOKEN: secrets.token_hex(32)} if self._trains else {}
+                job = self._client.launch(rendered.text, secret_names(self._required_program), token)
+            except UnreachableError as error:
+                return find_patiently(lambda: self.find(run_dir), error, self._clock)
+            missing = EnvironmentProblem("SkyPilot accepted the job, but does not list it")
+            return job or find_patiently(lambda: self.find(run_dir), missing, self._clock)
+
+    @contextmanager
+    def _sent(self, run_dir: RunDir) -> Iterator[None]:
+        """Send the run of a workload to its store; delete it there if its submission inside the block is refused."""
+        record = record_of(run_dir.read_resolved().run_file, run_dir.run_id) if self._trains else None
+        if record is None:
+            yield
+            return
+        if record.check(run_dir):
+            record.fetch(run_dir, without=("status.json", "resolved.json"))
+        record.send(run_dir, only=("resolved.json", "events.jsonl"))
         try:
-            job = self._client.launch(rendered.text, secret_names(self._required_program))
-        except UnreachableError as error:
-            return find_patiently(lambda: self.find(run_dir), error, self._clock)
-        missing = EnvironmentProblem("SkyPilot accepted the job, but does not list it")
-        return job or find_patiently(lambda: self.find(run_dir), missing, self._clock)
+            yield
+        except UnansweredError:
+            raise
+        except TrainworksError:
+            record.discard()
+            raise
+
+    def fetch(self, run_dirs: Sequence[RunDir]) -> bool:
+        """Bring the records of workloads from their stores: how they ended, too, once SkyPilot says that they have."""
+        for run_dir in run_dirs:
+            record = record_of(run_dir.read_resolved().run_file, run_dir.run_id)
+            if record is None or not record.fetch(run_dir, without=("status.json",)):
+                continue
+            here, there = run_dir.read_status(), record.status()
+            if there is not None and parse_state(here.state).is_final and there.state == here.state:
+                run_dir.write_status(there)
+        return True
 
     def find(self, run_dir: RunDir) -> str | None:
         """Find the newest unfinished job of this run's name."""

@@ -19,6 +19,7 @@ from trainworks.jobs.formats.manifest import to_yaml
 from trainworks.jobs.formats.shell import check_exportable, node_program
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
+from trainworks.record.exit_code import ExitCode
 
 _LANGUAGE = "a SkyPilot task"
 _SET_BY_SKYPILOT = frozenset(("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NUM_GPUS_PER_NODE"))
@@ -65,7 +66,13 @@ def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name:
             "`cluster.skypilot.use_spot` rents preemptible nodes, but `job.preemptible` is false",
             hint="remove `use_spot`, or `job.preemptible`",
         )
-    recovery = {"strategy": options.recovery.upper(), "max_restarts_on_errors": spec.max_restarts or None}
+    # a workload starts its ranks again itself, and ends so only to get other nodes
+    restarts = (
+        {"recover_on_exit_codes": [int(ExitCode.PEER_LOST)]}
+        if program.is_workload
+        else {"max_restarts_on_errors": spec.max_restarts or None}
+    )
+    recovery = {"strategy": options.recovery.upper(), **restarts}
     resources = {
         **_node_resources(spec, program),
         **_rented(options),

@@ -1,1 +1,1 @@
-"""Copies of checkpoints in folders and S3-compatible stores: the places, and the process that copies beside a run."""
+"""The processes that copy beside a run: its checkpoints, and its record."""

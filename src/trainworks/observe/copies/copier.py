@@ -16,8 +16,9 @@ from pathlib import Path
 
 from trainworks.agent.current_state import current_state
 from trainworks.host.clock import SystemClock
+from trainworks.host.copies.places import CheckpointPlace, outdated, place_of
+from trainworks.host.copies.record_copy import record_of
 from trainworks.jobs.state import JobState
-from trainworks.observe.copies.places import CheckpointPlace, outdated, place_of
 from trainworks.observe.following import SettledState, follow, stay_behind, take_turn
 from trainworks.record.evaluations import best_step
 from trainworks.record.events.training import CheckpointCopiedEvent, CheckpointCopyFailedEvent
@@ -28,7 +29,8 @@ from trainworks.record.run_dir import RunDir
 class Copier:
     """Keeps the newest checkpoints of a run in another place.
 
-    It keeps `keep` complete copies, and spares that of the best evaluation. `number` is that of the place among those
+    It keeps `keep` complete copies, and spares that of the best evaluation. `before_copy` sends what has to be there
+    before a checkpoint: the record of the steps that led to it. `number` is that of the place among those
     of the run; each has a copier of its own.
     """
 
@@ -40,10 +42,12 @@ class Copier:
         keep: int,
         state: Callable[[], JobState],
         best_step: Callable[[], int | None] = lambda: None,
+        before_copy: Callable[[], object] = lambda: None,
         number: str = "0",
     ) -> None:
         self._run_dir = run_dir
         self._best_step = best_step
+        self._before_copy = before_copy
         self._place = place
         self._keep = keep
         self._state = state
@@ -65,6 +69,7 @@ class Copier:
         try:
             if not linked(manifest, folder, self._staging):
                 return JobState.RUNNING  # the run has deleted it meanwhile: there is a newer one
+            self._before_copy()
             self._put(manifest, self._staging)
         finally:
             shutil.rmtree(self._staging, ignore_errors=True)
@@ -125,7 +130,16 @@ def main(run_folder: str, number: str) -> int:
     take_turn(run_dir, f"copier-{number}", clock)
     copy = run_dir.read_resolved().run_file.checkpoint.copies[int(number)]
     place = place_of(copy, run_dir.run_id)
-    copier = Copier(run_dir, place, keep=copy.keep, state=state, best_step=partial(best_step, run_dir), number=number)
+    record = record_of(run_dir.read_resolved().run_file, run_dir.run_id)
+    copier = Copier(
+        run_dir,
+        place,
+        keep=copy.keep,
+        state=state,
+        best_step=partial(best_step, run_dir),
+        before_copy=partial(record.send, run_dir) if record is not None else lambda: None,
+        number=number,
+    )
     return 0 if follow(copier, state, clock) else 1
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http.client import FORBIDDEN, NOT_FOUND, REQUESTED_RANGE_NOT_SATISFIABLE, UNAUTHORIZED
 from importlib import import_module
 from pathlib import Path
@@ -26,24 +27,77 @@ _TRIES = 8
 _READ_BYTES = 1 << 20
 
 
-class S3Place:
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object in a store."""
+
+    key: str
+    size: int
+    etag: str
+    """MD5 of an object that was sent at once and is not encrypted by KMS, in hexadecimal and in double quotes."""
+
+
+class S3Prefix:
     """A prefix of a bucket, `s3://bucket/prefix/RUN`.
 
-    `endpoint` and `region` are those of the environment when None, and the store is AWS's without any. A file of more
-    than 9,000 parts has parts larger than `part_bytes`.
+    `endpoint` and `region` are those of the environment when None, and the store is AWS's without any.
 
     Raises:
         MissingExtraError: botocore is not installed.
     """
 
-    def __init__(
-        self, address: str, *, endpoint: str | None = None, region: str | None = None, part_bytes: int = _PART_BYTES
-    ) -> None:
+    def __init__(self, address: str, *, endpoint: str | None = None, region: str | None = None) -> None:
         self.address = address
         url = urlsplit(address)
         self._bucket, self._prefix = url.netloc, url.path.strip("/")
-        self._part_bytes = part_bytes
         self._s3 = _client(endpoint, region)
+
+    def _objects(self, prefix: str) -> Iterator[StoredObject]:
+        """All objects whose key begins so."""
+        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
+        for page in pages:
+            for item in page.get("Contents", ()):
+                yield StoredObject(item["Key"], item["Size"], item["ETag"])
+
+    def _read(self, key: str) -> bytes:
+        content: bytes = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
+        return content
+
+    @contextmanager
+    def _naming(self) -> Iterator[None]:
+        """Turn what goes wrong with the store into an error that names the place."""
+        known = _exceptions()
+        try:
+            yield
+        except (TrainworksError, OSError):
+            raise
+        except known.ClientError as error:
+            code = error.response.get("Error", {}).get("Code", "")
+            hint = (
+                "check bucket, keys and endpoint"
+                if _status(error) in (UNAUTHORIZED, FORBIDDEN, NOT_FOUND)
+                else "try again later"
+            )
+            raise EnvironmentProblem(f"the store refuses `{self.address}`: {code}", hint=hint) from None
+        except known.NoCredentialsError:
+            hint = "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the node a role"
+            raise EnvironmentProblem(f"no keys for `{self.address}`", hint=hint) from None
+        except known.BotoCoreError as error:
+            reason = str(error).splitlines()[0]
+            raise EnvironmentProblem(f"cannot reach `{self.address}`: {reason}", hint="check the endpoint") from None
+
+
+class S3Place(S3Prefix):
+    """Checkpoints of a run below a prefix; a file of more than 9,000 parts has parts larger than `part_bytes`.
+
+    Raises: as `S3Prefix`.
+    """
+
+    def __init__(
+        self, address: str, *, endpoint: str | None = None, region: str | None = None, part_bytes: int = _PART_BYTES
+    ) -> None:
+        super().__init__(address, endpoint=endpoint, region=region)
+        self._part_bytes = part_bytes
 
     def manifests(self) -> dict[int, Manifest]:
         """Every complete copy, by step."""
@@ -160,38 +214,10 @@ class S3Place:
             os.fsync(file.fileno())
 
     def _keys(self, prefix: str) -> list[str]:
-        pages = self._s3.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix)
-        return [item["Key"] for page in pages for item in page.get("Contents", ())]
-
-    def _read(self, key: str) -> bytes:
-        content: bytes = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read()
-        return content
+        return [item.key for item in self._objects(prefix)]
 
     def _key(self, step: int, name: str) -> str:
         return f"{self._prefix}/{checkpoint_name(step)}/{name}".lstrip("/")
-
-    @contextmanager
-    def _naming(self) -> Iterator[None]:
-        """Turn what goes wrong with the store into an error that names the place."""
-        known = _exceptions()
-        try:
-            yield
-        except (TrainworksError, OSError):
-            raise
-        except known.ClientError as error:
-            code = error.response.get("Error", {}).get("Code", "")
-            hint = (
-                "check bucket, keys and endpoint"
-                if _status(error) in (UNAUTHORIZED, FORBIDDEN, NOT_FOUND)
-                else "try again later"
-            )
-            raise EnvironmentProblem(f"the store refuses `{self.address}`: {code}", hint=hint) from None
-        except known.NoCredentialsError:
-            hint = "export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the node a role"
-            raise EnvironmentProblem(f"no keys for `{self.address}`", hint=hint) from None
-        except known.BotoCoreError as error:
-            reason = str(error).splitlines()[0]
-            raise EnvironmentProblem(f"cannot reach `{self.address}`: {reason}", hint="check the endpoint") from None
 
 
 class _Parts:

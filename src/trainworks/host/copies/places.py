@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from trainworks.config.recovery import CheckpointCopy
+from trainworks.config.spec import CheckpointCopy
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.files import fsync_folder, naming_full_disk
-from trainworks.observe.copies.s3 import S3Place
+from trainworks.host.copies.s3 import S3Place
 from trainworks.record.manifest import MANIFEST, Damage, Manifest, check_file, delete_checkpoint, read_manifest
 from trainworks.record.run_dir import checkpoint_name
 
