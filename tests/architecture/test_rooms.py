@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 789
-MOST_LINES = 132_200
+MOST_FILES = 800
+MOST_LINES = 133_800
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
 MOST_IMPORTED_ONCE = 103
