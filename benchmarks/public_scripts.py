@@ -219,17 +219,6 @@ for module in (datasets, transforms, utils, models):
 '''
 
 
-def _sentence_transformers(folder: Path, _checkout: Path) -> None:
-    _write_model(folder / "distilroberta-base", "roberta")
-    for split, count in (("train", 3200), ("validation", 320), ("test", 320)):
-        texts = _sentences(count, seed=count)
-        scored = [
-            {"sentence1": a, "sentence2": b, "score": len(a) % 5 / 5}
-            for a, b in zip(texts, reversed(texts), strict=True)
-        ]
-        _write_rows(folder / "sentence-transformers" / "stsb" / f"{split}.jsonl", scored)
-
-
 def _hello_deep_speed(folder: Path, _checkout: Path) -> None:
     _write_model(folder / "roberta-base", "roberta")
     _write_rows(folder / "wikitext" / "train.jsonl", ({"text": text} for text in _sentences(4000)))
@@ -333,14 +322,6 @@ PUBLIC_SCRIPTS = (
         prepare=_lightning,
     ),
     PublicScript(
-        name="cross encoder",
-        repository="UKPLab/sentence-transformers",
-        revision="85ec645",
-        framework="Sentence Transformers",
-        file="examples/cross_encoder/training/sts/training_stsbenchmark.py",
-        prepare=_sentence_transformers,
-    ),
-    PublicScript(
         name="HelloDeepSpeed",
         repository="microsoft/DeepSpeedExamples",
         revision="83757d9",
@@ -351,15 +332,6 @@ PUBLIC_SCRIPTS = (
         first="--checkpoint_dir out",
         checkpoint="out/*/checkpoint*.pt --load_checkpoint_dir $(dirname $(ls -t out/*/checkpoint*.pt | head -1))",
         prepare=_hello_deep_speed,
-    ),
-    PublicScript(
-        name="keras functional",
-        repository="keras-team/keras",
-        revision="3422977",
-        framework="Keras on PyTorch",
-        file="examples/demo_functional.py",
-        environment={"KERAS_BACKEND": "torch"},
-        prepare=_nothing,
     ),
     PublicScript(
         name="cleanrl ppo",

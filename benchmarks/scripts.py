@@ -11,6 +11,7 @@ Each script runs three times, in a folder of its own: alone, under `trainworks r
 60 % of its steps and one restart. The overhead is the processor time of all processes over that of the script alone,
 most of it the start of `trainworks run` and its report.
 A script that takes its checkpoint as an argument gets it on its restart: `--resume 'NAME=FILE ARGUMENTS'`.
+With `--kill-after ROWS` the third run is the only one.
 Nothing is downloaded: a checkout is named by `--checkout`, for which data are made, or by `--script`, with its data.
 """
 
@@ -94,7 +95,7 @@ class Script:
         if not self.checkpoint:
             return self.alone
         pattern, _, arguments = self.checkpoint.partition(" ")
-        return f"{self.line} $(compgen -G '{pattern}' > found.txt && echo {arguments} || echo {self.first})"
+        return f"{self.line} $(compgen -G '{pattern}' > /dev/null && echo {arguments} || echo {self.first})"
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,12 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--checkout", action="append", default=[], metavar="OWNER/NAME=FOLDER", help="a repository")
     parser.add_argument("--only", type=lambda text: text.split(","), metavar="NAME,...", help="of all of them")
     parser.add_argument("--kill-after", type=int, metavar="ROWS", help="of its metrics; leaves the two other runs out")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder for all runs, which stay there")
+    parser.add_argument(
+        "--keep",
+        type=lambda text: Path(text).resolve(),
+        metavar="FOLDER",
+        help="a new folder for all runs, which stay there",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table of RESULTS.md")
     return parser.parse_args()
@@ -294,7 +300,7 @@ def killed(script: Script, folder: Path, kill_after: int, longest_silence_s: flo
     did = "no step recorded" if again is None else f"from step {again}"
     found = trainworks.why(folder=folder / "runs")
     lost = next((each for each in found.causes if each.name == "lost_steps"), None)
-    message = (lost.evidence[-1] if lost else "") or next(iter(found.notes), "")
+    message = lost.evidence[-1] if lost else ""
     steps = report.training.lost_steps if report.training else 0
     return replace(outcome, killed_at=killed_at, after_kill=f"{report.state}, {did}", message=message, lost_steps=steps)
 
