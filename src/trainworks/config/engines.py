@@ -292,6 +292,9 @@ class Ssh(Spec):
         return self
 
 
+_STORE: dict[str, object] = {"anyOf": [{"type": "string", "examples": ["s3://bucket/prefix"]}, {"type": "object"}]}
+
+
 class SkyPilot(Spec):
     """Clouds through SkyPilot, which rents the nodes of a job and replaces preempted ones."""
 
@@ -312,7 +315,7 @@ class SkyPilot(Spec):
     image: Place | None = None
     """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`) or cloud image that the nodes start from. That of a
     workload has Trainworks, unless `wheel` installs it."""
-    store: CheckpointCopy | None = None
+    store: Annotated[CheckpointCopy, WithJsonSchema(_STORE)] | None = None
     """Object store of the checkpoints and the record of a workload, `s3://bucket/prefix`, with the keys of an entry of
     `checkpoint.copies`: nodes that replace preempted ones continue from there, and the record comes back from there."""
     python: Command = "python3"
