@@ -75,9 +75,7 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
             raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
         return planned
     if planned.roles:
-        return Processes.of_roles(
-            {role.name: _of_role(planned.roles[role.name], role.node.cores) for role in spec_of_run(resolved).roles}
-        )
+        return _roles_on(resolved)
     ranks = planned.processes_per_node
     if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":
         ranks = accelerators_per_node or ranks
@@ -92,10 +90,15 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
     return planned.model_copy(update=changes)
 
 
-def _of_role(planned: Processes, cores: float | None) -> Processes:
-    """Ranks of a role, whose threads share the cores that it requests on each node; one core if it does not say."""
-    shared_by = planned.processes_per_node if planned.starts == "per_rank" else max(1, planned.accelerators_per_node)
-    return planned.model_copy(update={"threads_per_process": max(1, int((cores or 1) // shared_by))})
+def _roles_on(resolved: ResolvedRun) -> Processes:
+    """Ranks of all roles; those of a node share the cores that its role requests, one core if it does not say."""
+    roles = dict[str, Processes]()
+    for role in spec_of_run(resolved).roles:
+        ranks = resolved.processes.roles[role.name]
+        shared_by = ranks.processes_per_node if ranks.starts == "per_rank" else max(1, ranks.accelerators_per_node)
+        threads = max(1, int((role.node.cores or 1) // shared_by))
+        roles[role.name] = ranks.model_copy(update={"threads_per_process": threads})
+    return Processes.of_roles(roles)
 
 
 def plan_on(resolved: ResolvedRun, got: Allocation) -> Plan | None:
