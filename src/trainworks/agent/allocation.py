@@ -82,14 +82,7 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
             raise EnvironmentProblem(message, hint="leave `job.min_nodes` out")
         return planned
     if planned.roles:
-        if num_nodes != planned.nodes:
-            message = f"the roles have {planned.nodes} nodes together, and {engine} gave the job {num_nodes}"
-            raise EnvironmentProblem(message, hint="trainworks retry")
-        changed = {}
-        for group, role in zip(planned.groups(), spec_of_run(resolved).roles, strict=True):
-            cores = min(got.cores[node] for node in group.nodes) if got.cores else role.node.cores or 1
-            changed[role.name] = _role_on(group.processes, cores)
-        return Processes.of_roles(changed)
+        return _roles_on(resolved, got, engine)
     ranks = planned.processes_per_node
     if planned.starts == "per_rank" and resolved.run_file.cluster.processes_per_node == "auto":
         ranks = accelerators_per_node or ranks
@@ -104,10 +97,23 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
     return planned.model_copy(update=changes)
 
 
-def _role_on(planned: Processes, cores: float) -> Processes:
-    """Processes of a role whose threads share the cores of each of its nodes."""
-    shared_by = planned.processes_per_node if planned.starts == "per_rank" else max(1, planned.accelerators_per_node)
-    return planned.model_copy(update={"threads_per_process": max(1, int(cores // shared_by))})
+def _roles_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Processes:
+    """Ranks of all roles; those of a node share the cores that it got, or that its role requests where the engine is silent.
+
+    Raises:
+        EnvironmentProblem: they got another number of nodes.
+    """
+    planned, roles = resolved.processes, dict[str, Processes]()
+    if len(got.nodes) != planned.nodes:
+        message = f"the roles have {planned.nodes} nodes together, and {engine} gave the job {len(got.nodes)}"
+        raise EnvironmentProblem(message, hint="trainworks retry")
+    for group, role in zip(planned.groups(), spec_of_run(resolved).roles, strict=True):
+        ranks = group.processes
+        cores = min(got.cores[node] for node in group.nodes) if got.cores else role.node.cores or 1
+        shared_by = ranks.processes_per_node if ranks.starts == "per_rank" else max(1, ranks.accelerators_per_node)
+        threads = max(1, int(cores // shared_by))
+        roles[role.name] = ranks.model_copy(update={"threads_per_process": threads})
+    return Processes.of_roles(roles)
 
 
 def plan_on(resolved: ResolvedRun, got: Allocation) -> Plan | None:
