@@ -98,7 +98,7 @@ def processes_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Process
 
 
 def _roles_on(resolved: ResolvedRun, got: Allocation, engine: str) -> Processes:
-    """Ranks of all roles; those of a node share the cores that it got, or that its role requests where the engine is silent.
+    """Ranks of all roles; those of a node share the cores that it got, or what its role requests if no engine says.
 
     Raises:
         EnvironmentProblem: they got another number of nodes.

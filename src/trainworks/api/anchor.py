@@ -180,7 +180,7 @@ def _no_container(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
 def _image_of_role(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
     """Field, reason and hint of a role on this machine that names an image; None without one."""
     name = next((name for name, role in run_file.roles.items() if role.image is not None), None)
-    if name is None or run_file.cluster.engine != "local":
+    if name is None or run_file.cluster.engine == "kubernetes":
         return None
     hint = "set `cluster.engine: kubernetes`, or remove `image`"
     return ("roles", name, "image"), f"role `{name}` has an image, which is for Kubernetes alone", hint

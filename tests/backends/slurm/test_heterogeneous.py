@@ -181,7 +181,7 @@ def test_the_ranks_of_a_role_share_the_cores_that_its_nodes_got() -> None:
         "trainer": (1, 2, "cuda"),
         "server": (3, 1, "cpu"),
     }
-    equal = Allocation(job="7", nodes=("a", "b", "c", "d"), addresses=(), cores_per_node=16)
+    equal = Allocation(job="7", nodes=("a", "b", "c", "d"), addresses=(), cores=(16,) * 4)
     assert [one.threads_per_process for one in processes_on(resolved(), equal, "Slurm").roles.values()] == [4, 8]
     with pytest.raises(EnvironmentProblem, match="the roles have 4 nodes together, and Slurm gave the job 3"):
         processes_on(resolved(), replace(equal, nodes=("a", "b", "c")), "Slurm")
