@@ -223,7 +223,7 @@ def of_checkouts(folder: Path, checkouts: Mapping[str, str], only: Sequence[str]
 def outcome_of(script: Script, folder: Path, kill_after: int | None) -> Outcome:
     """Alone, under `trainworks run`, and killed there; the last of them alone with a number of rows to kill after."""
     if kill_after is not None:
-        return killed(script, folder, kill_after, 180.0)
+        return killed(script, folder, kill_after, 75.0)
     alone, whole = (folder / f"{script.name}-{how}".replace(" ", "-") for how in ("alone", "whole"))
     alone_s = processor_s(script, ["bash", "-c", script.alone], alone)
     with_s = processor_s(script, command_of(script, whole), whole)

@@ -147,8 +147,11 @@ class ScriptMetricsReader:
 
     def _wait_s(self) -> float:
         """Time from the first metrics to the choice of a source, of which another one may know the steps."""
-        knows_steps = any(source not in self._outputs or not self._outputs[source].counts for source in self._held)
-        return self._choice_s if knows_steps or not self._files else _FLUSH_S
+        tracked = any(source not in self._outputs for source in self._held)
+        said = any(not self._outputs[source].counts for source in self._held if source in self._outputs)
+        if tracked or said or not self._files:
+            return self._choice_s
+        return _FLUSH_S
 
     def _write(self) -> None:
         """Add to the record what the chosen source has; choose at the first time, as an earlier attempt has chosen."""
@@ -202,7 +205,7 @@ class _Output:
 
     @property
     def counts(self) -> bool:
-        """Whether a step is the number of a line so far, because the rank does not say it."""
+        """True if a step is the number of a line so far, because the rank does not say it."""
         return self._reader.counts
 
     def read(self, *, last: bool, whole: bool) -> list[Reading]:
