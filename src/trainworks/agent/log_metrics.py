@@ -228,7 +228,7 @@ class LogReader:
 
     @property
     def counts(self) -> bool:
-        """True once it has numbered readings of this start itself."""
+        """True once the reader has numbered readings of this start itself."""
         return self._count > 0
 
     def begin(self) -> None:

@@ -70,7 +70,7 @@ def test_nothing_is_left_after_the_time_that_a_connection_persists(
 
 def test_nodes_take_one_command_of_ssh_and_are_those_that_the_programs_say_here(login: LoginNode) -> None:
     login.program("sinfo", "printf 'n1|mixed|1/3/0/4|64|(null)|(null)|a 100 %% bad\\nfan\\n'; echo odd >&2")
-    login.program("squeue", "echo '7|n1'")
+    login.program("squeue", "echo '7|N/A|n1'")
     login.program("scontrol", "echo 'slurm_load_topo error: not there' >&2; exit 1")
     commands: list[list[str]] = []
 
