@@ -222,7 +222,7 @@ SHAPES = {
     "roce": Shape(rails),
     "routed-rails": Shape(rails),
     "two-controllers": Shape(two_controllers),
-    "power-saving": Shape(power_saving),
+    "power-saving": Shape(power_saving, suite="trixie"),
     "containers": Shape(containers),
     "directory": Shape(directory, before=serve_users),
     "kubernetes": Shape(kubernetes),
