@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -288,3 +289,23 @@ def test_another_change_is_refused(
 def test_before_the_first_apply_nothing_can_be_changed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not applied yet"):
         AppliedHosts.read(tmp_path).check_change(changed("gpu[01-05]"), "add", ["gpu05"])
+
+
+@pytest.mark.lane("test-all")
+@pytest.mark.skipif(
+    not ANSIBLE.exists(), reason="NOT TESTED: a check of the system, without Ansible: trainworks[cluster]"
+)
+def test_a_host_with_another_operating_system_is_refused_before_a_change(tmp_path: Path) -> None:
+    files = write_stack("examples/cluster-demo/shapes/roce.yaml", tmp_path)
+    first = yaml.safe_load(files["site.yaml"])[0]
+    first |= {"become": False, "connection": "local", "gather_facts": False, "roles": []}
+    first["pre_tasks"] = [task for task in first["pre_tasks"] if "operating system" in task["name"]]
+    first["vars"] = {"ansible_python_interpreter": sys.executable}
+    (tmp_path / "site.yaml").write_text(yaml.safe_dump([first]))
+    shell = '. /etc/os-release; echo "$ID" "${VERSION_ID%%.*}"'
+    here = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True).stdout.strip()
+    for system, code in ((here.upper(), 0), ("Plan9 4", 2)):
+        command = [ANSIBLE, "site.yaml", "--limit", "gpu1", "--check", "-e", json.dumps({"operating_system": system})]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+    assert "`os` of the stack file says Plan9 4" in done.stdout

@@ -226,6 +226,7 @@ def _variables(
     compute = {"-kernel.numa_balancing": "0", **sysctl.pop("compute", {})}
     return {
         "cluster_name": stack.name,
+        "operating_system": operating_system(stack).name,
         "admin": stack.admin,
         "admin_home": stack.home_of_admin,
         "mount_folders": stack.folders,
