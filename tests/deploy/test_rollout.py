@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,6 +101,34 @@ def test_nodes_that_save_power_are_woken_before_anything_is_asked_of_them() -> N
     done, steps = rolled(asleep)
     assert done.failed and "gpu02: Slurm has not started them after 60 s" in done.stopped
     assert not asleep.asked
+
+
+def test_a_node_is_started_once_and_not_again_while_it_boots(tmp_path: Path) -> None:
+    """`gpu02` stops, is off, boots and is there; `gpu04` is off a look later than it."""
+    looks = ("gpu02 idle%;gpu04 idle%", "gpu02 idle~;gpu04 idle%", "gpu02 idle#;gpu04 idle~", "gpu02 idle#;gpu04 idle#")
+    programs = {
+        "sinfo": f"n=$(cat n); echo $((n + 1)) > n; looks=({shlex.join(looks)} 'gpu02 idle;gpu04 idle')\n"
+        "tr ';' '\\n' <<< \"${looks[n]}\"\n",
+        "scontrol": 'echo "$*" >> asked\n',
+        "sleep": "",
+    }
+    (tmp_path / "n").write_text("0")
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}")
+        (tmp_path / name).chmod(0o755)
+
+    class OnThisMachine(FakeNodes):
+        def command(self, hosts: Collection[str], command: str) -> Mapping[str, Answer]:
+            env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+            done = subprocess.run(
+                ["bash", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+            )
+            return {host: Answer(done.returncode, done.stdout + done.stderr) for host in hosts}
+
+    states = {"gpu02": ("idle%", "none"), "gpu04": ("idle%", "none"), "gpu01": ("idle", "none")}
+    assert Rollout("login1", OnThisMachine(), lambda step: None, 60).wake(states) == ""
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["update NodeName=gpu02 State=POWER_UP", "update NodeName=gpu04 State=POWER_UP"]
 
 
 def test_nodes_that_stop_while_an_apply_looks_at_them_are_woken_after_they_are_drained() -> None:

@@ -142,9 +142,13 @@ class Rollout:
         names = [name for name, (state, _) in states.items() if state.endswith(tuple(ASLEEP))]
         if not names:
             return ""
-        start = f"scontrol update NodeName={','.join(names)} State=POWER_UP > /dev/null 2>&1"
-        asleep = f"sinfo --noheader --Node --nodes={','.join(names)} --format=%T | grep -q '[{ASLEEP}]'"
-        waiting = f"while {asleep}; do {start}; sleep 5; done"
+        # once for each that is off: Slurm calls its program anew for one that starts already
+        off = "awk '$2 ~ /~/ {print $1}' <<< \"$states\" | paste -sd,"
+        waiting = (
+            f"while states=$(sinfo --noheader --Node --nodes={','.join(names)} --format='%N %T' | sort -u); "
+            f'grep -q "[{ASLEEP}]" <<< "$states"; do off=$({off}); '
+            '[ -z "$off" ] || scontrol update NodeName="$off" State=POWER_UP > /dev/null 2>&1; sleep 5; done'
+        )
         if self._ask(f"timeout {self.wait_s} bash -c {shlex.quote(waiting)}").exit_code != 0:
             problem = f"Slurm has not started them after {self.wait_s} s"
             self._say(names, "failed", problem)
