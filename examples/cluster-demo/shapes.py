@@ -25,6 +25,7 @@ from hall import DEPLOY, HALL, HERE, PAGE_S, PAGER, Hall, Pager, build, run
 def submit(login: str, *, nodes: int = 2, folder: str = "/shared", further: str = "") -> None:
     """Alice trains a model over some nodes; `further` are keys of `cluster.slurm`."""
     text = (HERE / "run.yaml").read_text().replace("/shared/", f"{folder}/").replace("nodes: 2", f"nodes: {nodes}")
+    text = text.replace("global_batch: 8", f"global_batch: {4 * nodes}")
     text = text.replace("account: vision", f"account: vision{further}")
     (HALL / "run.yaml").write_text(text)
     run(f"scp -q run.yaml guides.txt alice@{login}:{folder}/")
