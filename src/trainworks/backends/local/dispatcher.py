@@ -206,7 +206,7 @@ class Dispatcher:
                 why = ": ".join(part for part in (error.place, error.message) if part)
                 line = sorted(waiting, key=lambda job: queue_key(job.priority, job.submitted_at, job.id))
                 pending = {job.id: Pending(Reason.QUOTA, why, place, None) for place, job in enumerate(line, start=1)}
-                self._explain(Decision(pending=pending), self._elsewhere())
+                self._explain(Decision(pending=pending), self._elsewhere(), {})
             return
         published = self._start_waiting(waiting, policy) if waiting else ()
         self._fair_share.publish(policy, self._jobs.values(), published)
@@ -241,7 +241,7 @@ class Dispatcher:
             ended = end_of_dependent(self._unmet(job))
             self._launcher.concluded(job, ended)
             self._store.move(job.id, ended, now=self._clock.now())
-        self._explain(decision, elsewhere)
+        self._explain(decision, elsewhere, drained)
         return published_jobs(self._jobs, snapshot, decision) if policy.fair_share else ()
 
     def _taken(self) -> list[Placement]:
@@ -322,11 +322,11 @@ class Dispatcher:
             if is_final:
                 self._launcher.concluded(started, end)
 
-    def _explain(self, decision: Decision, elsewhere: frozenset[Claim]) -> None:
+    def _explain(self, decision: Decision, elsewhere: frozenset[Claim], drained: Mapping[str, str]) -> None:
         """Store the changed reasons why the other jobs wait."""
         devices = [device for node in self._machine for device in node.devices]
         held = held_text(elsewhere, sum(node.cores for node in self._machine), devices)
-        held = ", ".join(filter(None, [held, drained_text(self._machine, obeyed_drains(self._store))]))
+        held = ", ".join(filter(None, [held, drained_text(self._machine, drained)]))
         pending = {
             job_id: (
                 str(one.reason),
