@@ -41,15 +41,22 @@ server.serve_forever()
 PODS = Kubernetes(context="lab", namespace="ml")
 
 
-def slurm(nodes: str, **options: Any) -> SlurmBackend:
-    client = SlurmClient(options.get("login"), run=lambda *_, **__: process.Output(0, nodes, ""), env={})
+def slurm(*nodes: str, **options: Any) -> SlurmBackend:
+    """A job that holds `nodes`: one list each of its components, as squeue prints them, the last one first."""
+    lines = "".join(f"{42 + component:<20}|{names:<4096}\n" for component, names in reversed(list(enumerate(nodes))))
+    client = SlurmClient(options.get("login"), run=lambda *_, **__: process.Output(0, lines, ""), env={})
     return SlurmBackend(Slurm.model_validate(options), client=client, python="/opt/python")
 
 
 def test_slurm_enters_by_a_step_that_shares_the_resources_of_the_job() -> None:
-    words = slurm("gpu[07-08]\n").enter(RunDir(Path("/r/lm-1")), "42", ["nvidia-smi"], node=1)
+    words = slurm("gpu[07-08]").enter(RunDir(Path("/r/lm-1")), "42", ["nvidia-smi"], node=1)
     assert words[:2] == ["env", "srun"] and {"--jobid=42", "--overlap", "--nodelist=gpu08"} < set(words)
     assert words[-7:] == ["/opt/python", "-P", "-m", "trainworks.agent.enter", "/r/lm-1", "1", "nvidia-smi"]
+
+
+def test_slurm_enters_the_component_that_has_the_node() -> None:
+    words = slurm("gpu[07-08]", "cpu1").enter(RunDir(Path("/r/lm-1")), "42", ["true"], node=2)
+    assert {"--het-group=1", "--nodelist=cpu1"} < set(words)
 
 
 def test_slurm_enters_over_ssh_with_a_terminal_and_quotes_the_command() -> None:
