@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import os
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,11 +83,13 @@ def held_bytes(cache):
 
 
 def bytes_in(folder):
-    total = 0
+    """What the files take; a finished part has two names for a moment."""
+    sizes = {}
     for file in folder.iterdir():
         with contextlib.suppress(FileNotFoundError):  # removed or renamed meanwhile
-            total += 0 if file.suffix == ".lock" else file.stat().st_size
-    return total
+            found = file.stat()
+            sizes[found.st_ino] = 0 if file.suffix == ".lock" else found.st_size
+    return sum(sizes.values())
 
 
 def test_streamed_shards_give_the_sequence_of_local_ones(stored, local, tmp_path):
@@ -259,3 +263,41 @@ def test_the_exclusive_lock_is_never_waited_for(stored, local, tmp_path):
     cache.fetch_ahead(name, shard, Store(stored), name)
     assert not (tmp_path / "c" / name).exists()
     os.close(lock)
+
+
+def test_a_shard_that_another_node_named_first_stays(stored, local, tmp_path, monkeypatch):
+    """A client of NFS may still take the name for a free one; the readers of the other node keep their file."""
+    name, shard = next(iter(local[1].shards.items()))
+    cache = ShardCache(tmp_path / "c", 10**6)
+    path, lock = cache.hold(name, shard, Store(stored), name)
+    os.close(lock)
+    named = path.stat().st_ino
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "exists", lambda _: False)
+        cache.fetch_ahead(name, shard, Store(stored), name)
+    assert path.stat().st_ino == named and sorted(file.name for file in path.parent.iterdir()) == sorted(
+        [name, f"{name}.lock", "cache.lock"]
+    )
+
+
+def test_a_file_system_without_hard_links_keeps_a_cache(stored, local, tmp_path, monkeypatch):
+    def refused(self, target):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "hardlink_to", refused)
+    name, shard = next(iter(local[1].shards.items()))
+    path, lock = ShardCache(tmp_path / "c", 10**6).hold(name, shard, Store(stored), name)
+    os.close(lock)
+    assert hash_file(path) == shard.sha256 and not path.with_name(f".{name}.part").exists()
+
+
+def test_a_file_system_without_locks_is_one_clear_error(stored, local, tmp_path, monkeypatch):
+    def refused(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    name, shard = next(iter(local[1].shards.items()))
+    cache = ShardCache(tmp_path / "c", 10**6)
+    monkeypatch.setattr("trainworks.worker.data.store.fcntl.flock", refused)
+    with pytest.raises(EnvironmentProblem, match="has no locks") as caught:
+        cache.hold(name, shard, Store(stored), name)
+    assert "TRAINWORKS_CACHE" in caught.value.hint

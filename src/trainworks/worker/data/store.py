@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import importlib
@@ -24,6 +25,7 @@ from trainworks.worker.data.card import Shard
 _READ_BYTES = 4 << 20
 _TRIES = 2
 _PATIENCE, _WAIT_S = 100, 0.1
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 def extra(module: str, name: str) -> Any:
@@ -141,7 +143,8 @@ class ShardCache:
                  cache.lock       held to make room
 
     The locks are the kernel's (flock): a killed process holds none. All processes of the node, and all datasets, share
-    the folder, which holds at most `limit_bytes`, downloads in progress included.
+    the folder, which holds at most `limit_bytes`, downloads in progress included. On a file system that several nodes
+    mount, and whose locks hold on all of them, they share it, too: a store then gives each shard once.
     """
 
     def __init__(self, folder: Path, limit_bytes: int, clock: Clock | None = None) -> None:
@@ -192,7 +195,7 @@ class ShardCache:
             try:
                 _download(store, remote_name, part, shard)
                 with self._locked("cache", fcntl.LOCK_EX):  # so that who counts sees it under one name
-                    part.replace(path)
+                    _name_once(part, path)
             except BaseException:
                 with self._locked("cache", fcntl.LOCK_EX):  # nor may it vanish during the count
                     part.unlink(missing_ok=True)
@@ -235,10 +238,29 @@ class ShardCache:
         handle = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, how)
-        except BaseException:
+        except BaseException as error:
             os.close(handle)
+            if isinstance(error, OSError) and error.errno in _NO_LOCKS:
+                hint = "mount it with locks (Lustre: `flock`), or set TRAINWORKS_CACHE to a folder of a local disk"
+                raise EnvironmentProblem(f"the file system of `{self._folder}` has no locks", hint=hint) from None
             raise
         return handle
+
+
+def _name_once(part: Path, path: Path) -> None:
+    """Give the finished part its name, and keep what another node named meanwhile.
+
+    A client of NFS may remember for a minute that the name did not exist. To replace the file would take it from under
+    the other node's readers, whom the server then gives ESTALE.
+    """
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        part.replace(path)
+        return
+    part.unlink()
 
 
 def _download(store: Store, name: str, to: Path, shard: Shard) -> None:
