@@ -13,6 +13,7 @@ from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program, program_of
 from trainworks.jobs.state import Cause, JobState
 from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
 from trainworks.recover.node_history import NodeHistory
 
 if TYPE_CHECKING:
@@ -280,6 +281,10 @@ class Backend(abc.ABC):
             UnreachableError: the backend does not answer.
         """
         return True
+
+    def last_status(self, run_dir: RunDir) -> RunStatus:
+        """How the record of a job that has ended says that it did, if its nodes do not share the run directory."""
+        return RunStatus(state=JobState.UNKNOWN)
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
         """Yield the lines that the nodes of a job write, or one `node`, without their ends, if the backend does not

@@ -256,13 +256,20 @@ def _give_again(store: JobStore, row: JobRow, backends: Backends, clock: Clock) 
         return store.get(row.id) or row
 
 
+def _recorded(backend: Backend, run_dir: RunDir, status: JobStatus | None) -> tuple[RunStatus, Sequence[Event]]:
+    """Status and events in the record of a job; of one whose nodes do not share it, how it ended alone."""
+    if backend.shares_files:
+        return run_dir.read_status(), read_events(run_dir.events_file)
+    is_over = status is not None and status.state.is_final
+    return backend.last_status(run_dir) if is_over else RunStatus(state=JobState.UNKNOWN), []
+
+
 def _update_from(
     store: JobStore, backend: Backend, row: JobRow, status: JobStatus | None, clock: Clock, *, is_whole: bool
 ) -> None:
     """Update the store from the reported status of one job; it ends when its whole record is here."""
     run_dir = RunDir(Path(row.run_dir))
-    run_status = run_dir.read_status() if backend.shares_files else RunStatus(state=JobState.UNKNOWN)
-    events = read_events(run_dir.events_file) if backend.shares_files else []
+    run_status, events = _recorded(backend, run_dir, status)
     if status is not None:
         row = _requeue(store, row, status, events, clock)
         status = as_a_gang(row, status)

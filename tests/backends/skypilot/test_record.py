@@ -185,6 +185,23 @@ def test_the_end_of_a_run_comes_home_once_skypilot_says_that_it_has_ended(
     assert (run_dir.read_status().cause, run_dir.read_status().message) == ("environment", "no space left")
 
 
+def test_the_store_of_a_workload_knows_why_it_failed_and_one_that_is_silent_loses_nothing(
+    run_dir: RunDir, store: CheckpointCopy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = backend(workload(run_dir, store), FakeSky())
+    assert one.last_status(run_dir).state == "UNKNOWN"
+    there = workload(other(tmp_path), store)
+    there.write_status(RunStatus(state="FAILED", cause="environment", message="no space left", exit_code=3))
+    RecordCopy.of(store, "demo-1").send(there)
+    assert one.last_status(run_dir).cause == "environment"
+
+    def silent(self: RecordCopy) -> RunStatus:
+        raise EnvironmentProblem("no answer")
+
+    monkeypatch.setattr(RecordCopy, "status", silent)
+    assert one.last_status(run_dir).state == "UNKNOWN"
+
+
 def node_of(run_dir: RunDir, store: CheckpointCopy, **changes: Any) -> RentedNode:
     facts = {"index": 0, "addresses": ("127.0.0.1",), "accelerators": 0, "token": "t"} | changes
     return RentedNode(run_dir=run_dir, store=store, **facts)

@@ -104,6 +104,8 @@ def test_a_workload_ends_when_its_budget_is_spent_and_its_record_says_so(
     rented = {"goal__budget": "1 USD", "cluster__skypilot__max_hourly_cost": 360.0}  # for ten seconds
     run = submit(read_run_file(run_file(tmp_path, store, name="dear", **rented)), folder=tmp_path / "runs")
     assert run.wait() is JobState.FAILED
+    assert run.job is not None and (run.job.row.end.cause, run.status.cause) == ("time_limit", "time_limit")
+    assert run.status.message == "the budget of 1.00 USD is spent"
     run.report()
-    assert (run.status.cause, run.status.message) == ("time_limit", "the budget of 1.00 USD is spent")
+    assert run.status.cause == "time_limit"
     assert jobs(cloud)[0]["status"] == "FAILED" and not list((cloud / "1").glob("machine-*"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -40,6 +41,9 @@ from trainworks.jobs.program import Program
 from trainworks.jobs.state import Cause, JobState, parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
+from trainworks.record.status import RunStatus
+
+_LOG = logging.getLogger(__name__)
 
 JOB_STATES: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -275,6 +279,16 @@ class SkyPilotBackend(Backend):
             if there is not None and parse_state(here.state).is_final and there.state == here.state:
                 run_dir.write_status(there)
         return True
+
+    def last_status(self, run_dir: RunDir) -> RunStatus:
+        """That of a workload in its store, which knows the cause: to SkyPilot every failure is the user's."""
+        try:
+            record = record_of(run_dir.read_resolved().run_file, run_dir.run_id)
+            status = record.status() if record is not None else None
+        except TrainworksError as error:
+            _LOG.info("the end of %s is as SkyPilot says: %s", run_dir.run_id, error.message)
+            status = None
+        return status or super().last_status(run_dir)
 
     def find(self, run_dir: RunDir) -> str | None:
         """Find the newest unfinished job of this run's name."""
