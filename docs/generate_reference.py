@@ -438,7 +438,9 @@ def errors_page() -> str:
     assert causes is not None
     return _page(
         "Errors and exit codes",
-        "An error says what failed and why, names the place, and gives a hint. Errors go to stderr.",
+        "An error says what failed and why, names the place, and gives a hint. Errors go to stderr. With `--json`,\n"
+        'stdout has one document more, `{"schema": "trainworks.error/1", "errors": [...], "exit_code": 2}`; each\n'
+        "error has `message`, `place`, `hint` and `exit_code`, and a run file may have several.",
         "## Exit codes of `trainworks`\n\n" + "\n".join(codes),
         f"## Errors\n\n{_sentence(errors.__doc__).partition(chr(10))[0]}\n\n{_block(_after_first_paragraph(errors))}",
         "## Exit codes of a rank\n\n" + _rank_codes(),

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 800
-MOST_LINES = 133_800
+MOST_FILES = 802
+MOST_LINES = 134_000
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
-MOST_IMPORTED_ONCE = 104
+MOST_IMPORTED_ONCE = 106
 MOST_SMALL = 155
 MOST_UNTYPED = 120
 _SMALL_LINES = 3

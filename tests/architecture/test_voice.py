@@ -13,7 +13,7 @@ VAGUE = re.compile(
 )
 FRAGMENT = re.compile(r"(?:Of|That|By|As|For|From|Whether it|Which|To which|In which|By which) ")
 MOST_VAGUE = 0
-MOST_FRAGMENTS = 3
+MOST_FRAGMENTS = 0
 HINT = "more than before: write active sentences that stand alone, with the subject named"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ import pytest
 
 import trainworks
 from tests.program import trainworks_process, trainworks_program
-from trainworks.cli.commands import COMMANDS, command_of
+from trainworks.cli import app as app_module
+from trainworks.cli.commands import COMMANDS, PARTS, command_of
+from trainworks.cli.examples import EXAMPLES
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.store import open_store
 
@@ -98,8 +101,50 @@ def test_an_unknown_command_is_a_usage_error() -> None:
 
 def test_an_unknown_option_names_the_nearest() -> None:
     done = trainworks_program("stop", "--nwo")
-    assert done.returncode == 2
-    assert "--now" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: `trainworks stop` has no option `--nwo`\n\nhint: did you mean `--now`?\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "place"),
+    [
+        (["plan"], "missing argument 'RUN_FILE'", "trainworks plan"),
+        (["ps", "a"], "got unexpected extra argument(s) (a)", "trainworks ps"),
+        (["nodes", "--cluster"], "option '--cluster' requires an argument", "trainworks nodes"),
+        (["plan", "a.yaml", "--nodes", "x"], "invalid value for '--nodes'", "trainworks plan"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_an_error_as_all_others(
+    arguments: list[str], message: str, place: str
+) -> None:
+    done = trainworks_program(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {message}") and f"  --> {place}\n" in done.stderr
+    assert done.stderr.endswith(f"hint: {place} --help\n")
+
+
+def test_errors_are_data_where_a_result_would_be(tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("name: a b\nrun: 'true'\nchekpoint: {keep: 3}\nnum_nodes: 0\n")
+    done = trainworks_program("plan", "bad.yaml", "--json", folder=tmp_path)
+    facts = json.loads(done.stdout)
+    assert done.returncode == 2 and (facts["schema"], facts["exit_code"]) == ("trainworks.error/1", 2)
+    assert len(facts["errors"]) > 1 and all(one["message"] in done.stderr for one in facts["errors"])
+    assert "bad.yaml:3  chekpoint" in [one["place"] for one in facts["errors"]]
+    (unknown,) = json.loads(trainworks_program("ps", "--json", "--jsn").stdout)["errors"]
+    assert unknown["hint"] == "did you mean `--json`?"
+    assert trainworks_program("run", "--nodes", "x", "--", "true", "--json").stdout == ""
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_examples_of_a_command_can_be_typed(name: str) -> None:
+    assert EXAMPLES[name]
+    for example in EXAMPLES[name]:
+        words = shlex.split(example.partition(" && ")[0].partition(" > ")[0])
+        app_module._imported(words[0]).make_context(words[0], words[1:])
+
+
+def test_every_command_is_in_one_part_of_the_help() -> None:
+    assert [name for names in PARTS.values() for name in names] == list(COMMANDS)
 
 
 def test_the_schema_has_every_key_of_a_run_file(golden) -> None:
@@ -205,7 +250,7 @@ def test_a_command_that_is_asked_to_end_tidies_up_first(number: signal.Signals) 
     source = (
         "import signal, time, trainworks.cli.app as program\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # the tests may run under `nohup`
-        "def app():\n"
+        "def app(**_):\n"
         "    try: print('begun', flush=True); time.sleep(60)\n"
         "    finally: print('tidy')\n"
         "program.app = app; program.main()"

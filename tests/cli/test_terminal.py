@@ -53,7 +53,7 @@ def test_a_table_and_a_text_show_escapes_and_take_nothing_for_markup() -> None:
 
 
 def test_an_error_shows_escapes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail() -> None:
+    def fail(**options: object) -> None:
         raise UsageError(HOSTILE, hint=HOSTILE)
 
     monkeypatch.setattr(program, "app", fail)

@@ -14,7 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trainworks import __version__
-from trainworks.cli.commands import ALIASES, COMMANDS, command_of, sparing_defaults
+from trainworks.cli.commands import ALIASES, COMMANDS, PARTS, command_of, sparing_defaults
+from trainworks.cli.problems import end_with, exit_code_of
 from trainworks.errors import DiskFullError, TrainworksError, UsageError, problem_of_place, suggest
 from trainworks.report.rendering.printable import say
 
@@ -38,6 +39,11 @@ class _LazyCommands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        for part, names in PARTS.items():
+            with formatter.section(part):
+                formatter.write_dl([(name, COMMANDS[name]) for name in names])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Placeholder of a command: listings and completion need its summary only."""
@@ -63,6 +69,12 @@ def _imported(name: str) -> Any:
 class _Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         return sparing_defaults(super().get_params(ctx))
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        from trainworks.cli.examples import EXAMPLES
+
+        with formatter.section("Examples"):
+            formatter.write("".join(f"  trainworks {example}\n" for example in EXAMPLES[str(self.name)]))
 
 
 app = typer.Typer(
@@ -127,10 +139,9 @@ def main() -> None:
     if sys.stdout is None:  # `trainworks ls >&-`: nobody listens
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, until the end of the program
     try:
-        app()
+        sys.exit(exit_code_of(app))
     except TrainworksError as error:
-        say(error.render(), err=True)
-        sys.exit(error.exit_code)
+        end_with(error)
     except BrokenPipeError:  # `trainworks logs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(0)
@@ -138,8 +149,7 @@ def main() -> None:
         problem = problem_of_place(error)
         if isinstance(problem, DiskFullError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to be written
-        say(problem.render(), err=True)
-        sys.exit(problem.exit_code)
+        end_with(problem)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -155,7 +155,7 @@ class AttentionTask:
     """Queries, keys and values have 16 bits."""
     head_dim: int
     positions: int
-    """Of a row."""
+    """Positions of a row, documents of a packed one together."""
     documents: bool = False
     """A row holds several documents, which do not see each other."""
     window: int = 0

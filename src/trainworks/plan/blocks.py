@@ -28,8 +28,8 @@ _AUTOCAST_BYTES = 2.0
 """Element-wise bytes under autocast over those of a 16-bit program. Count: of a norm 14 for 4 per value, of a
 residual addition 10 for 6, of softmax with dropout 25 for 13; activations and transposed heads keep their 16 bits."""
 _GELU_BYTES = (36.0, 34.0)
-"""Of one value through eight operations forward, and more under autocast, whose power is in fp32. Count: `gelu_new` of
-transformers, 0.5 x (1 + tanh(c (x + 0.044715 x^3)))."""
+"""Bytes that one value moves through eight operations forward, and more under autocast, whose power is in fp32. Count:
+`gelu_new` of transformers, 0.5 x (1 + tanh(c (x + 0.044715 x^3)))."""
 _KERNELS = (24, 44)
 """Launched by one dense block forward and backward: norms, products, attention, rotations, residuals, casts. Assumed:
 no program's were counted; what decides is their product with `launch_s`, which is fitted."""

@@ -50,7 +50,7 @@ class LiveRun:
     """Mean of the recent steps."""
     planned_step_s: float | None
     anchored_step_s: float | None
-    """By the first quiet steps of the run."""
+    """Step time that the plan predicts once the first quiet steps of the run have corrected it."""
     tokens_per_s: float | None
     eta_s: float | None
     """At the recent pace."""

@@ -281,7 +281,7 @@ class SkyPilotBackend(Backend):
         return True
 
     def last_status(self, run_dir: RunDir) -> RunStatus:
-        """That of a workload in its store, which knows the cause: to SkyPilot every failure is the user's."""
+        """The status of a workload in its store, which has the cause: to SkyPilot every failure is the user's."""
         try:
             record = record_of(run_dir.read_resolved().run_file, run_dir.run_id)
             status = record.status() if record is not None else None

@@ -1,0 +1,110 @@
+"""Examples of every command, which its help shows."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "plan": (
+        "plan run.yaml",
+        "plan run.yaml --on '4x p4d.24xlarge' --sizes",
+        "plan run.yaml --explain tp=8,micro_batch=1",
+    ),
+    "size": ("size run.yaml --deadline '30 days'", "size run.yaml --budget '50000 USD' --write-stack stack.yaml"),
+    "network": (
+        "network --on '16x DGX H100'",
+        "network run.yaml --topology rail-optimised --oversubscription 2:1 --draw network.svg",
+    ),
+    "storage": (
+        "storage run.yaml --on '16x p5.48xlarge'",
+        "storage run.yaml --dataset-size '10 TB' --files 14M",
+    ),
+    "goodput": (
+        "goodput run.yaml",
+        "goodput --on '128 nodes of DGX H100' --work 30d --spares 4",
+    ),
+    "cost": (
+        "cost run.yaml",
+        "cost --on 'DGX H100' --hours-per-year 5000 --years 3",
+    ),
+    "capacity": (
+        "capacity teams.yaml --node 'DGX H100' --wait 4h",
+        "capacity trace.csv --node 'DGX H100' --fixed 8",
+    ),
+    "catalog": (
+        "catalog list software",
+        "catalog show H100-SXM",
+    ),
+    "calibrate": ("calibrate run.yaml --on '2x p4d.24xlarge' --layout tp=8 --step-time '3.2 s'",),
+    "score": (
+        "score runs.csv --out predicted.csv",
+        "score --memory memory.csv",
+    ),
+    "accuracy": ("accuracy", "accuracy --plot accuracy.html"),
+    "bench": ("bench", "bench network --cluster slurm --nodes 4"),
+    "health": ("health", "health --expect p5.48xlarge --json"),
+    "drill": ("drill run.yaml", "drill run.yaml --fault kill-rank --seed 7"),
+    "review": ("review .", "review job.sbatch train.py --fix"),
+    "run": ("run run.yaml", "run --restarts 3 -- python train.py", "run run.yaml --set optimizer.lr=1e-4"),
+    "submit": ("submit run.yaml", "submit --nodes 2 -- python train.py", "submit run.yaml --dry-run --as jobset"),
+    "sweep": (
+        "sweep run.yaml --set optimizer.lr=1e-4,3e-4 --parallel 2",
+        "sweep run.yaml --lr-range 1e-5,1e-1",
+    ),
+    "resume": ("resume", "resume demo-1 --nodes 4 --train-for '2 days'"),
+    "stop": ("stop demo-1", "stop demo-1 demo-2 --now"),
+    "wait": ("wait demo-1 && trainworks report demo-1",),
+    "dev": ("dev --cluster slurm --gpus 1 --for 4h", "dev --jupyter --cluster slurm --gpus 1"),
+    "exec": ("exec demo-1 -- nvidia-smi", "exec demo-1 --node 1 -- py-spy dump --pid 4711"),
+    "ssh": ("ssh demo-1 --node 1",),
+    "port-forward": ("port-forward demo-1 8000:6006",),
+    "profile": ("profile demo-1 --steps 3 --ranks 0,1",),
+    "data": (
+        "data prepare run.yaml",
+        "data prepare texts --vocabulary 32000 --to s3://bucket/texts",
+        "data verify texts-32k",
+    ),
+    "checkpoint": ("checkpoint ls demo-1", "checkpoint copy demo-1 --to s3://bucket/runs", "checkpoint verify demo-1"),
+    "export": (
+        "export demo-1 --best --to model --check",
+        "export lora-1 --merge --to merged --push me/merged",
+    ),
+    "rm": ("rm --older-than '30 days' --dry-run", "rm demo-1 --checkpoints"),
+    "schema": ("schema > run-file.schema.json",),
+    "status": ("status", "status demo-1 --json"),
+    "logs": ("logs -f", "logs demo-1 --rank 3 --grep nan --since 10m"),
+    "report": (
+        "report",
+        "report demo-1 --json",
+    ),
+    "why": ("why", "why demo-1 --plot why.html"),
+    "compare": ("compare demo-1 demo-2",),
+    "top": ("top", "top --once --json"),
+    "serve": ("serve", "serve --listen 0.0.0.0:8080 --access access.yaml --tls-cert cert.pem --tls-key key.pem"),
+    "ls": ("ls",),
+    "ps": ("ps", "ps --all --state FAILED --name demo", "ps --json"),
+    "describe": ("describe 42", "describe demo-1 --json"),
+    "nodes": ("nodes --cluster slurm",),
+    "usage": ("usage --by team",),
+    "track": ("track demo-1 --to mlflow --uri http://127.0.0.1:5000",),
+    "env": ("env demo-1 > requirements.lock",),
+    "deploy": (
+        "deploy check stack.yaml",
+        "deploy apply stack.yaml --into project",
+        "deploy verify stack.yaml --into project",
+    ),
+    "repair": ("repair slurm --dry-run", "repair slurm --nodes gpu07 --yes"),
+    "drain": ("drain gpu07 --cluster slurm --reason 'XID 79'", "drain gpu07 --undo"),
+    "edit": ("edit 42 --set job.priority=80",),
+    "hold": ("hold 42",),
+    "release": ("release 42",),
+    "retry": ("retry 42 43",),
+    "jobs": ("jobs rebuild",),
+    "exporter": (
+        "exporter --collect runs,queue",
+        "exporter --textfile /var/lib/node_exporter/trainworks.prom --every 30",
+    ),
+    "monitor": ("monitor render --to monitoring", "monitor targets --cluster slurm --to targets.json --follow"),
+    "hooks": ("hooks --accelerators 8 --mounted /data --to hooks",),
+    "autoscale": ("autoscale run.yaml --to autoscale",),
+    "sandbox": ("sandbox slurm up --nodes 4", "sandbox slurm env"),
+}
+"""What stands behind `trainworks` in a shell."""
