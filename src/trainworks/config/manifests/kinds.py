@@ -18,7 +18,7 @@ from typing import Any
 
 from trainworks.config.manifests.own_job import OwnJob
 from trainworks.config.manifests.pod import PodPlace, read_template
-from trainworks.config.manifests.reading import Entry, Handler, ManifestReading, at, drop_none, time_limit
+from trainworks.config.manifests.reading import FILL_IN, Entry, Handler, ManifestReading, at, drop_none, time_limit
 from trainworks.config.manifests.roles import read_roles
 from trainworks.config.pod_patch import POD_CONTAINER, patched
 from trainworks.config.source import FieldPath
@@ -171,10 +171,10 @@ def _completions(reading: ManifestReading, pods: Any, value: Any, key: FieldPath
 
 
 def _pod_failure_policy(reading: ManifestReading, policy: Any, key: FieldPath) -> None:
-    rules = at(policy, "rules")
-    if not isinstance(rules, list) or any(
-        at(rule, "action") != "FailJob" or "onPodConditions" not in rule for rule in rules
-    ):
+    rules, disrupted = at(policy, "rules"), [{"type": "DisruptionTarget", "status": "True"}]
+    own = {"action": "FailJob", "onPodConditions": disrupted}
+    short = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    if not isinstance(rules, list) or any(rule not in (own, short) for rule in rules):
         reading.note(key, _ATTEMPT)
 
 
@@ -368,7 +368,7 @@ def _read_roles(reading: ManifestReading, replicas: Mapping[str, Any], roles: li
     numbers = [1 if count is None else count for count in counts]
     for role, number in zip(roles, numbers, strict=True):
         if not isinstance(number, int):
-            hint = "fill it in, as with `envsubst < FILE`" if "$" in str(number) else None
+            hint = FILL_IN if "$" in str(number) else None
             reading.refuse((*key, role, "replicas"), f"`replicas` must be an integer, got `{number}`", hint)
     if all(isinstance(number, int) for number in numbers):
         reading.put(("num_nodes",), sum(numbers), (*key, roles[-1], "replicas"))

@@ -249,10 +249,12 @@ def _jobset(
 
 
 def _metadata(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
+    priority = job.cluster.queue_priority if program.queue else None
+    of_queue = drop_none({manifest.QUEUE_LABEL: program.queue, manifest.PRIORITY_LABEL: priority})
     metadata = {
         "name": program.name,
         "namespace": job.cluster.namespace,
-        "labels": manifest.labels(job) | ({manifest.QUEUE_LABEL: program.queue} if program.queue else {}),
+        "labels": manifest.labels(job) | of_queue,
         "annotations": {**program.annotations, **elastic.job_annotations(job)} or None,
     }
     return drop_none(metadata)
