@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from trainworks.config.manifests.own_job import OwnJob
+from trainworks.config.manifests.own_job import OwnJob, own_job
 from trainworks.config.manifests.pod import PodPlace, read_template
 from trainworks.config.manifests.reading import FILL_IN, Entry, Handler, ManifestReading, at, drop_none, time_limit
 from trainworks.config.manifests.roles import read_roles
@@ -80,10 +80,11 @@ def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob
 def _read_role(hosts: str, reading: ManifestReading, entry: Entry) -> Any:
     """Read a group of a JobSet as a job of its own; returns its number of nodes."""
     group, key = entry
-    number = _read_group(reading, group, key, is_role=True)
+    number, own = _read_group(reading, group, key, is_role=True), own_job(at(group, "template", "metadata") or {})
     template = at(group, "template", "spec", "template")
     _check_numbers(reading, [entry], template, key)
-    read_template(reading, template, (*key, "template", "spec", "template"), PodPlace(main=_MAIN, hosts=hosts))
+    place = PodPlace(main=_MAIN, own=own, hosts="" if own.run else hosts)
+    read_template(reading, template, (*key, "template", "spec", "template"), place)
     return number
 
 
@@ -109,6 +110,10 @@ def _read_group(reading: ManifestReading, group: dict[str, Any], key: FieldPath,
     """Read all of a group but its pods; returns their number, or a value that is none."""
     single = "a job with one group of pods depends on no other group"
     job, place = at(group, "template", "spec"), (*key, "template", "spec")
+    metadata = reading.mapping(at(group, "template", "metadata"), (*key, "template", "metadata"))
+    if not own_job(metadata).run:
+        for part in metadata:
+            reading.note((*key, "template", "metadata", part), "it is about a Job of its own for each group")
     handlers: dict[str, Handler] = {
         "name": None,
         "replicas": None,
