@@ -2,8 +2,8 @@
 
 `data/public_jobs.jsonl` has a line for each file: where it is, when it was read, the fields that it has (`written`) and
 what they mean (`means`), which another reader worked out than that of Trainworks, or why it is no run (`refused`).
-Commands, values of variables, names of people and comments of the files are not in it. `zpoint/skypilot` is a copy of
-`skypilot-org/skypilot`.
+Commands, values of variables, names of people and comments of the files are not in it, and variables of templates are
+`filled` in. `zpoint/skypilot` is a copy of `skypilot-org/skypilot`.
 """
 
 from __future__ import annotations
