@@ -113,6 +113,17 @@ def test_groups_that_differ_are_roles() -> None:
     assert document["spec"]["replicatedJobs"][2]["dependsOn"] == needs[:1]
 
 
+def test_a_role_that_waits_for_a_ready_one_starts_no_earlier_than_that_one() -> None:
+    ready = container(startupProbe={"exec": {"command": ["true"]}}, command=["serve"])
+    text = yaml.safe_load(groups(container(command=["get"]), ready, POD))
+    _, second, third = text["spec"]["replicatedJobs"]
+    second["dependsOn"] = [{"name": "group-0", "status": "Complete"}]
+    third["dependsOn"] = [{"name": "group-1", "status": "Ready"}]
+    run_file, unused = read(yaml.safe_dump(text))
+    assert [role.depends_on for role in run_file.roles.values()] == [(), ("group-0",), ("group-0",)]
+    assert [note.partition(" has no effect")[0].rpartition(".")[2] for note in unused] == ["startupProbe", "0"]
+
+
 def test_a_wrong_value_of_a_role_is_named_where_it_is_in_the_manifest() -> None:
     text = groups(POD, container(image="bad image"))
     (problem,) = refused(text)
