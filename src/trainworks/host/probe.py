@@ -117,7 +117,7 @@ def _visible_devices() -> list[_Device] | None:
 
 
 def _parts(nvml: Any, gpu: Any) -> list[Any] | None:
-    """Handles of the parts of a GPU in MIG mode, which is no device itself; None of a whole one."""
+    """Handles of the parts of a GPU in MIG mode, which is not a device then; None of a whole one."""
     from trainworks.host.nvml import ask  # noqa: PLC0415
 
     mode = ask(nvml.nvmlDeviceGetMigMode, gpu)
