@@ -251,8 +251,7 @@ def _jobset(
 
 
 def _metadata(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
-    priority = job.cluster.queue_priority if program.queue else None
-    of_queue = drop_none({manifest.QUEUE_LABEL: program.queue, manifest.PRIORITY_LABEL: priority})
+    of_queue = drop_none({manifest.QUEUE_LABEL: program.queue, manifest.PRIORITY_LABEL: job.cluster.queue_priority})
     metadata = {
         "name": program.name,
         "namespace": job.cluster.namespace,
