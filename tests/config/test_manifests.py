@@ -339,6 +339,14 @@ def test_a_second_container_becomes_a_sidecar() -> None:
         (jobset(container(env=[{"name": "A", "value": 1}])), "the value of `A` must be text"),
         (jobset(container(resources={"limits": {"nvidia.com/gpu": "eight"}})), "`eight` is not a quantity"),
         (jobset(container(resources={"limits": {"nvidia.com/gpu": "$GPUS"}})), "Kubernetes; fill it in"),
+        (
+            jobset(container(resources={"limits": {"nvidia.com/gpu": "500m"}})),
+            "whole, got 0.5 of `nvidia.com/gpu`; request a",
+        ),
+        (
+            jobset(container(resources={"limits": {"rdma/hca": 1.5}})),
+            "whole, got 1.5 of `rdma/hca`; write a whole number",
+        ),
         (jobset(container(image="$REPOSITORY")), "got `$REPOSITORY`; fill it in"),
         (jobset(POD | {"volumes": [{"name": "runs", "emptyDir": {}}]}), "Trainworks has a volume `runs` itself"),
         (jobset(job={"completions": 8}), "8 completions of 2 pods at a time are a queue of tasks"),

@@ -102,7 +102,7 @@ def _check_order(source: Source, header: Mapping[str, object], tasks: int) -> No
         message = f"`execution: {header['execution']}` makes {tasks} tasks a job group; a pipeline runs them in order"
     else:
         return
-    hint = "submit each task as a job of its own, and give it the addresses of the others"
+    hint = "write a run file with `roles`, which start together and find each other at `$TRAINWORKS_ADDRESSES_...`"
     raise RunFileError([UsageError(message, place=source.place((others[0],)), hint=hint)])
 
 

@@ -280,11 +280,14 @@ def _take_amount(
 def _take_devices(reading: ManifestReading, name: str, number: float, place: FieldPath, kind: str | None) -> None:
     if number == 0:
         return
-    if kind is not None and "accelerators" not in reading.data.get("resources", {}):
+    if number != int(number):
+        hint = "request a part by MIG, such as `nvidia.com/mig-1g.10gb: 1`" if kind else "write a whole number"
+        reading.refuse(place, f"Kubernetes counts devices whole, got {number:g} of `{name}`", hint)
+    elif kind is not None and "accelerators" not in reading.data.get("resources", {}):
         reading.put(("resources", "accelerators"), f"{kind}:{number:g}", place)
     else:
         devices = reading.data["cluster"]["kubernetes"].setdefault("devices", {})
-        devices[name] = int(number) if number == int(number) else number
+        devices[name] = int(number)
         reading.source.origins["cluster", "kubernetes", "devices", name] = place
 
 
