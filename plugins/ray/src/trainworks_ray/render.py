@@ -70,7 +70,7 @@ def gang_of(spec: JobSpec, program: Program, options: RayOptions) -> dict[str, A
 def _bundle(node: NodeResources, options: RayOptions) -> dict[str, float]:
     """Resources of one node in Ray's names; an accelerator type is a resource, requested with a tiny amount."""
     if split_mig(node.accelerator or "")[1]:
-        hint = "request `gpu:1`: a node that Ray starts on one part offers it as its GPU"
+        hint = "request whole accelerators, or a resource that your nodes offer with `cluster.ray.resources`"
         raise UsageError(f"a Ray job has no parts by MIG, got `{node.accelerator}`", hint=hint)
     resources: dict[str, float] = {"CPU": node.cores or 1.0}
     if node.accelerators:
