@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.jobs.formats.jobs import HOSTILE, expanded, pods, run
 from tests.jobs.formats.test_formats import FORMATS, LARGE, ON_KUBERNETES
 from trainworks.api.inputs import load_run
+from trainworks.api.run_request import job_in_format, read_run_file
 from trainworks.config.manifests.container import shell_text
 from trainworks.config.run_description import is_manifest, parse_tasks
 from trainworks.config.run_file import RunFile
@@ -22,6 +23,8 @@ from trainworks.jobs.formats.jobset import render_roles
 from trainworks.jobs.program import program_of
 from trainworks.jobs.spec_of_run import spec_of
 
+SINGLE = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}
+"""Nodes whose parts by MIG are all alike, and have the resource of whole GPUs."""
 POD = {"containers": [{"name": "main", "image": "registry/train:1", "command": ["torchrun", "train.py"]}]}
 
 
@@ -110,6 +113,17 @@ def test_groups_that_differ_are_roles() -> None:
     assert document["spec"]["replicatedJobs"][2]["dependsOn"] == needs[:1]
 
 
+def test_a_role_that_waits_for_a_ready_one_starts_no_earlier_than_that_one() -> None:
+    ready = container(startupProbe={"exec": {"command": ["true"]}}, command=["serve"])
+    text = yaml.safe_load(groups(container(command=["get"]), ready, POD))
+    _, second, third = text["spec"]["replicatedJobs"]
+    second["dependsOn"] = [{"name": "group-0", "status": "Complete"}]
+    third["dependsOn"] = [{"name": "group-1", "status": "Ready"}]
+    run_file, unused = read(yaml.safe_dump(text))
+    assert [role.depends_on for role in run_file.roles.values()] == [(), ("group-0",), ("group-0",)]
+    assert [note.partition(" has no effect")[0].rpartition(".")[2] for note in unused] == ["startupProbe", "0"]
+
+
 def test_a_wrong_value_of_a_role_is_named_where_it_is_in_the_manifest() -> None:
     text = groups(POD, container(image="bad image"))
     (problem,) = refused(text)
@@ -193,6 +207,16 @@ def test_shared_memory_and_the_first_claim_are_fields_and_other_volumes_a_patch(
             {"limits": {"google.com/tpu": 4}},
             {"cloud.google.com/gke-tpu-accelerator": "tpu-v6e-slice"},
             "tpu-v6e:4",
+            None,
+            None,
+        ),
+        ({"limits": {"nvidia.com/mig-1g.10gb": 2}}, {}, "1g.10gb:2", None, None),
+        ({"limits": {"nvidia.com/mig-1g.5gb.me": 1}}, {}, "1g.5gb.me:1", None, None),
+        ({"limits": {"nvidia.com/gpu": 1}}, SINGLE, "A100-1g.5gb:1", None, None),
+        (
+            {"limits": {"nvidia.com/gpu": 1}},
+            {"cloud.google.com/gke-gpu-partition-size": "2g.10gb"},
+            "2g.10gb:1",
             None,
             None,
         ),
@@ -314,6 +338,16 @@ def test_a_second_container_becomes_a_sidecar() -> None:
         (jobset(container(command=["torchrun", "--master_addr=demo-workers-0-0.demo"])), "is the name of a pod"),
         (jobset(container(env=[{"name": "A", "value": 1}])), "the value of `A` must be text"),
         (jobset(container(resources={"limits": {"nvidia.com/gpu": "eight"}})), "`eight` is not a quantity"),
+        (jobset(container(resources={"limits": {"nvidia.com/gpu": "$GPUS"}})), "Kubernetes; fill it in"),
+        (
+            jobset(container(resources={"limits": {"nvidia.com/gpu": "500m"}})),
+            "whole, got 0.5 of `nvidia.com/gpu`; request a",
+        ),
+        (
+            jobset(container(resources={"limits": {"rdma/hca": 1.5}})),
+            "whole, got 1.5 of `rdma/hca`; write a whole number",
+        ),
+        (jobset(container(image="$REPOSITORY")), "got `$REPOSITORY`; fill it in"),
         (jobset(POD | {"volumes": [{"name": "runs", "emptyDir": {}}]}), "Trainworks has a volume `runs` itself"),
         (jobset(job={"completions": 8}), "8 completions of 2 pods at a time are a queue of tasks"),
         (job(completions=8), "8 completions of 4 pods at a time are a queue of tasks"),
@@ -396,6 +430,36 @@ def test_a_manifest_with_one_wrong_value_is_read_or_refused(data: st.DataObject)
         read(yaml.safe_dump(document))
     except RunFileError as error:
         assert all(problem.place for problem in error.problems)
+
+
+@pytest.mark.parametrize(
+    ("resource", "labels"), [("nvidia.com/mig-1g.10gb", {}), ("nvidia.com/gpu", SINGLE)], ids=["mixed", "single"]
+)
+@pytest.mark.parametrize("language", ["jobset", "trainjob"])
+def test_a_part_by_mig_keeps_its_resource(resource: str, labels: dict[str, str], language: str) -> None:
+    pod = container(resources={"limits": {resource: 2}}) | {"nodeSelector": labels}
+    text = job_in_format(read_run_file(job(pod, pods=1, backoffLimit=0)), language)
+    assert f"{resource}: '2'" in text and text.count("nvidia.com/") == 2 + len(labels)
+    assert same(read(text)[0]) == same(read(job(pod, pods=1, backoffLimit=0))[0])
+
+
+RULE = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
+
+
+@pytest.mark.parametrize(
+    ("rule", "is_named"),
+    [(RULE, False), (RULE | {"action": "Ignore"}, True), (RULE | {"onPodConditions": [], "onExitCodes": {}}, True)],
+)
+def test_a_rule_about_failed_pods_is_named_unless_it_is_that_of_trainworks(rule: Any, is_named: bool) -> None:
+    assert bool(read(job(podFailurePolicy={"rules": [rule]}, pods=1))[1]) is is_named
+
+
+def test_the_order_in_a_queue_of_kueue_is_kept() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "train", "kueue.x-k8s.io/priority-class": "urgent"}
+    run_file, unused = read(jobset(labels=labels))
+    assert (run_file.cluster.kubernetes.queue_priority, unused) == ("urgent", [])
+    document = yaml.safe_load(job_in_format(read_run_file(jobset(labels=labels)), "jobset"))
+    assert document["metadata"]["labels"].items() >= labels.items()
 
 
 def test_other_documents_are_named_and_their_secrets_kept_out() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from trainworks.config.run_description import parse_tasks
+from trainworks.config.run_description import load_tasks, parse_tasks
 from trainworks.errors import RunFileError
 
 CHAIN = "name: chain\n---\nname: train\nrun: a\nresources: {use_spot: true}\n---\nname: eval\nrun: b\n"
@@ -45,3 +47,13 @@ def test_what_is_no_pipeline_is_refused_with_every_place(text: str, message: str
     with pytest.raises(RunFileError, match=message) as refused:
         parse_tasks(text, name="t.yaml")
     assert [problem.place.split()[0] for problem in refused.value.problems if problem.place] == places
+
+
+def test_a_script_that_is_no_batch_script_is_refused_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "start.sh"
+    path.write_text("#!/bin/bash\nsbatch <<EOF\n#!/bin/bash\n#SBATCH -N 2\nEOF\n")
+    with pytest.raises(RunFileError) as refused:
+        load_tasks(path)
+    (problem,) = refused.value.problems
+    assert "no `#SBATCH` is before its first command" in problem.message and problem.place == f"{path}:1"
+    assert problem.hint is not None and "trainworks run -- bash start.sh" in problem.hint

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -158,6 +156,7 @@ def test_a_name_becomes_one_that_a_run_may_have(written: str, name: str) -> None
         ("--nodes=2 --tasks-per-node=8 -c2", (2, 8, NodeResources(cores=16))),
         ("--gres=gpu:h100:4 --gpus-per-node=4", (1, 1, NodeResources(accelerators=4, accelerator="h100"))),
         ("--gres=gpu:1g.10gb:2", (1, 1, NodeResources(accelerators=2, accelerator="1g.10gb"))),
+        ("-G 1g.10gb+me", (1, 1, NodeResources(accelerators=1, accelerator="1g.10gb+me"))),
         (f"--gres=gpu:{MIG}:1", (1, 1, NodeResources(accelerators=1, accelerator=MIG))),
         ("--gpus-per-node=h100", (1, 1, NodeResources(accelerators=1, accelerator="h100"))),
         ("--gpus-per-task=a100:2 --ntasks-per-node=4", (1, 4, NodeResources(accelerators=8, accelerator="a100"))),
@@ -186,6 +185,9 @@ def test_a_total_is_shared_among_the_nodes(nodes: int, each: int) -> None:
         ("--exclusive", "--exclusive"),
         ("--nice", "--nice"),
         ("--gres=gpu:8,nvme:1", "--gres=nvme:1"),
+        ("--gres=shard:4", "--gres=shard:4"),
+        ("--gres=shard:l40s:12", "--gres=shard:l40s:12"),
+        ("--gres=mps:50,gpu:0", "--gres=mps:50"),
         ("--mem=0", "--mem=0"),
         ("--time=UNLIMITED", "--time=UNLIMITED"),
         ("--signal=USR1", "--signal=USR1"),
@@ -262,25 +264,16 @@ def test_an_array_keeps_its_indexes(written: str, indexes: str) -> None:
     assert parse_batch_script(script(f"--array={written}"), name="x.sbatch")[1].array == indexes
 
 
-def test_the_lines_of_public_scripts_are_read(golden) -> None:
-    """Every script that sbatch accepts; their sources are in the file."""
-    public = yaml.safe_load((Path(__file__).parent / "data/public_batch_scripts.yaml").read_text())
-    found = []
-    for source, text in public.items():
-        run_file, batch = parse_batch_script(text, name="x.sbatch")
-        told = run_file.model_dump(mode="json", exclude_unset=True, exclude={"run", "framework"})
-        array = [f"  array {batch.array}"] if batch.array else []
-        found += [source, f"  {json.dumps(told)}", *array, *(f"  note {note}" for note in batch.notes)]
-    assert len(public) >= 40
-    golden("sbatch_public.txt", "\n".join(found) + "\n")
-
-
 @pytest.mark.parametrize(
     ("option", "job"),
     [
         ("-t 90", {"time_limit": 5400.0}),
         ("--signal=USR1@30", {"grace": 30.0}),
         ("--hold", {"hold": True}),
+        ("-t 0:10", {"time_limit": 10.0, "grace": 1.0}),
+        ("-t 2", {"time_limit": 120.0, "grace": 60.0}),
+        ("-t 3", {"time_limit": 180.0}),
+        ("-t 2 --signal=USR1@30", {"time_limit": 120.0, "grace": 30.0}),
         ("-x 'n[1-2]'", {"exclude": ["n1", "n2"]}),
         ("-N2-4", {"min_nodes": 2}),
     ],

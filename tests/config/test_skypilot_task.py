@@ -241,6 +241,12 @@ def test_a_change_or_a_key_without_effect_is_named(text: str, note: str) -> None
     assert len(source.unused) == 1 and source.unused[0].startswith(note)
 
 
+@pytest.mark.parametrize("key", ["file_mounts: {/a: s3://b}", "secrets: {A: null}", "volumes: {/a: b}", "num_nodes: 1"])
+def test_a_task_starts_once_per_node_by_any_key_that_it_alone_has(key: str) -> None:
+    assert exported(f"run: a\n{key}")["run"] == "a"
+    assert exported("run: a")["run"] != "a"
+
+
 def test_a_repository_as_the_working_folder_is_cloned_by_skypilot() -> None:
     assert exported("run: a\nworkdir: {url: https://a/b.git}")["workdir"] == {"url": "https://a/b.git"}
 

@@ -9,6 +9,7 @@
 #BSUB -W 720
 #BSUB -wa TERM -wt 5
 #BSUB -H
+# any accelerator is accepted: add `:gmodel=` and LSF's name of H100 to `-gpu` to require it
 # Where there is jsrun instead of blaunch: jsrun --rs_per_host 1 --tasks_per_rs 1 /bin/bash "$program" ...
 set -euo pipefail
 : "${HF_TOKEN:?is not set where bsub was called}"

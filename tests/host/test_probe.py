@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from trainworks.host import probe
 from trainworks.host.folders import cache_folder
-from trainworks.host.probe import command_host, num_cores, probe_accelerators, probe_host
+from trainworks.host.probe import command_host, cuda_names, num_cores, probe_accelerators, probe_host
 
 
 @pytest.fixture
@@ -73,6 +75,79 @@ def test_a_command_has_the_packages_of_trainworks_only_if_it_runs_in_the_same_py
 def test_hidden_accelerators_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert probe_accelerators() == ()
+
+
+class DividedGpus:
+    """NVML of a machine with a whole GPU between two in MIG mode, the last of which has a single part."""
+
+    NVMLError = pynvml.NVMLError
+    PARTS = ((("1g.10gb", "a"), ("3g.40gb", "b")), None, (("1g.10gb", "c"),))
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        """Nothing to do."""
+
+    nvmlShutdown = nvmlInit  # noqa: N815
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(self.PARTS)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetMigMode(self, gpu: int) -> list[int]:  # noqa: N802
+        if self.PARTS[gpu] is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: int) -> int:  # noqa: N802
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: int, place: int) -> tuple[str, str]:  # noqa: N802
+        parts = self.PARTS[gpu] or ()
+        if place >= len(parts):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return parts[place]
+
+    def nvmlDeviceGetName(self, handle: int | tuple[str, str]) -> str:  # noqa: N802
+        return "NVIDIA H100 80GB HBM3" + (f" MIG {handle[0]}" if isinstance(handle, tuple) else "")
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int | tuple[str, str]) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(total=10 if isinstance(handle, tuple) else 80)
+
+    def nvmlDeviceGetUUID(self, handle: int | tuple[str, str]) -> str:  # noqa: N802
+        return f"MIG-{handle[1]}" if isinstance(handle, tuple) else f"GPU-{handle}"
+
+    def nvmlDeviceGetCudaComputeCapability(self, gpu: int) -> tuple[int, int]:  # noqa: N802
+        return 9, 0
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: int) -> int:  # noqa: N802
+        return 700_000
+
+
+@pytest.mark.parametrize(
+    ("visible", "found", "names"),
+    [
+        (None, ["MIG 1g.10gb", "MIG 3g.40gb", "80GB HBM3", "MIG 1g.10gb"], "MIG-a,MIG-b,1,MIG-c"),
+        ("MIG-c", ["MIG 1g.10gb"], "MIG-c"),
+        ("MIG-b,MIG-a", ["MIG 3g.40gb", "MIG 1g.10gb"], "MIG-b,MIG-a"),
+        ("0", ["MIG 1g.10gb"], "MIG-a"),
+        ("1", ["80GB HBM3"], "1"),
+        ("GPU-1", ["80GB HBM3"], "1"),
+        ("MIG-x", [], ""),
+    ],
+)
+def test_parts_by_mig_stand_for_their_gpu_and_have_names_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, found: list[str], names: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", DividedGpus())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    devices = probe_accelerators()
+    assert [device.name.removeprefix("NVIDIA H100 ").removeprefix("80GB HBM3 ") for device in devices] == found
+    assert cuda_names([device.index for device in devices]) == names
+    assert len({device.index for device in devices}) == len(devices)
+    assert all(device.memory_bytes == (10 if "MIG" in device.name else 80) for device in devices)
 
 
 @pytest.mark.gpu

@@ -21,6 +21,10 @@ from trainworks.jobs.accelerator_names import matching_names
         ("V100", "tesla-v100"),
         ("MI300X", "amd_instinct_mi300x"),
         ("RTX-6000-Ada", "nvidia_rtx_6000_ada_generation"),
+        ("1g.10gb", "nvidia_h100_80gb_hbm3_1g.10gb"),
+        ("1g_10gb", "h100_1g.10gb"),
+        ("H100-1g.10gb", "nvidia_h100_80gb_hbm3_1g.10gb"),
+        ("1g.5gb+me", "NVIDIA A100-SXM4-40GB MIG 1g.5gb+me"),
     ],
 )
 def test_the_same_model_is_the_same_accelerator(wanted: str, name: str) -> None:
@@ -37,6 +41,9 @@ def test_the_same_model_is_the_same_accelerator(wanted: str, name: str) -> None:
         ("A100-SXM", "nvidia_a100_80gb_pcie"),
         ("H100", "h200"),
         ("A100", "a100_1g.5gb"),
+        ("1g.5gb", "a100_2g.10gb"),
+        ("1g.5gb", "a100_1g.5gb+me"),
+        ("A100-1g.5gb", "h100_1g.5gb"),
         ("GPU", "gpu"),
         ("RTX6000", "rtx_6000_ada"),
     ],

@@ -72,6 +72,12 @@ def test_an_accelerator_gets_the_name_that_ray_gives_it(
     assert backend_of("http://ray-head:8265").adapted(asked).node.accelerator == (found or wanted)
 
 
+def test_parts_by_mig_are_refused(run_dir: RunDir) -> None:
+    asked = spec(node=NodeResources(accelerators=1, accelerator="1g.10gb"))
+    with pytest.raises(UsageError, match=r"a Ray job has no parts by MIG, got `1g.10gb`"):
+        backend_of("http://ray-head:8265", script="python train.py").check(asked)
+
+
 def test_a_job_is_submitted_with_its_driver(dashboard: Dashboard, run_dir: RunDir) -> None:
     fake, address = dashboard
     one = backend_of(address, envs={"A": "it's"}, python="/opt/ray/bin/python")

@@ -68,15 +68,36 @@ def _to_requests(requests: tuple[AcceleratorRequest, ...]) -> list[str] | dict[s
     return dict.fromkeys(texts) if isinstance(requests, AnyOf) else texts
 
 
+_MIG = re.compile(
+    r"(?:^|[^a-z0-9])(?:mig[^a-z0-9])?"
+    r"(?P<profile>(?:\d+c\.)?\d+g[._]\d+gb(?:[+.-](?:me|gfx)(?:\.all)?)*)(?![a-z0-9])",
+    re.IGNORECASE,
+)
+
+
+def split_mig(name: str) -> tuple[str, str | None]:
+    """Model and MIG profile that the name of an accelerator has; the profile, a part of one, in Kubernetes' spelling.
+
+    >>> split_mig("A100-SXM4-40GB-MIG-1g.5gb+me"), split_mig("3g_40gb"), split_mig("H100")
+    (('A100-SXM4-40GB', '1g.5gb.me'), ('', '3g.40gb'), ('H100', None))
+
+    Source: NVIDIA's MIG user guide, `GI_SLICESg.MEMORYgb+ATTRIBUTE`, with `CI_SLICESc.` before a compute instance; its
+    device plugin, which names the resource `nvidia.com/mig-PROFILE` with `.` for `+`.
+    """
+    if (found := _MIG.search(name)) is None:
+        return name, None
+    return name[: found.start()], found["profile"].lower().replace("_", ".").replace("+", ".")
+
+
 def parse_request(text: str) -> AcceleratorRequest:
-    """Accelerators of one node: `A100:8`, or `A100` for one.
+    """Accelerators of one node: `A100:8`, `A100` for one, or `1g.10gb:2` for two parts by MIG.
 
     Raises:
         FieldError: the text names none, or no whole number.
     """
     name, _, count = text.strip().partition(":")
     count = count.strip()
-    if not re.fullmatch(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9_.-]*", name):  # `1g.10gb` is a part by MIG
+    if not re.fullmatch(r"(?=.*[A-Za-z])[A-Za-z0-9][A-Za-z0-9_.+-]*", name):
         raise FieldError(f"`{text}` does not name an accelerator", hint="write it like `A100:8`")
     if re.fullmatch(r"0?\.\d*[1-9]\d*", count):
         return AcceleratorRequest(name=name, count=1, share=float(count))
@@ -172,8 +193,8 @@ class Resources(Spec):
     """Resources that every node must have, with SkyPilot's keys; refused if this machine has less."""
 
     accelerators: AcceleratorsField | None = None
-    """Accelerators of a node: `A100:8`, `gpu:8` for any kind; of several, `[A100:8, V100:8]` in this order, any of
-    `{A100: 8, V100: 8}`. Of alternatives the kind of this machine counts."""
+    """Accelerators of a node: `A100:8`, `gpu:8` for any kind, `1g.10gb:2` for parts by MIG; of several,
+    `[A100:8, V100:8]` in this order, any of `{A100: 8, V100: 8}`. Of alternatives the kind of this machine counts."""
     cpus: CoresField | None = None
     """Cores of a node, at least; `4` is exact for SkyPilot, and `4+` a lower limit."""
     memory: MemoryField | None = None

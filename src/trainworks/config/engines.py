@@ -243,6 +243,8 @@ class Kubernetes(Spec):
     namespace: Word = "default"
     queue: Word | None = None
     """LocalQueue of Kueue; that of `job.team` by default. Without one the pods start as soon as they fit."""
+    queue_priority: Word | None = None
+    """WorkloadPriorityClass of Kueue, the order in its queue; by default that of `priority_class`."""
     image: Word | None = None
     """Image with Trainworks and the dependencies of the run."""
     volume: Word | None = None

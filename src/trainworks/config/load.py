@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from trainworks.config.limits import above_limit
+from trainworks.config.manifests.reading import FILL_IN
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, ignored_keys, is_task, read_task
 from trainworks.config.source import FieldPath, Source, parse_value, read_text
@@ -242,6 +243,8 @@ def invalid_value(detail: Any, path: FieldPath) -> tuple[str, str | None]:
     if detail["type"] == "less_than_equal" and (problem := above_limit(key, int(detail["input"]))):
         return problem, "check the number of digits"
     hint = suggest(str(detail["input"]), _options(detail)) if detail["type"] == "literal_error" else None
+    if detail["type"] == "string_pattern_mismatch" and "$" in str(detail["input"]):
+        hint = FILL_IN
     if requirement := _requirement(detail):
         return f"`{key}` must be {requirement}, got {_input(detail)}", hint
     return f"invalid `{key}` {_input(detail)}: {detail['msg'][0].lower()}{detail['msg'][1:]}", hint

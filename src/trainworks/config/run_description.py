@@ -53,7 +53,12 @@ def load_tasks(path: Path, settings: Settings = NO_SETTINGS) -> list[tuple[RunFi
     if is_batch_script(path):
         run_file, source = load_batch_script(path)
         return [(with_settings(run_file, settings, source), source)]
-    return parse_tasks(read_text(path), name=str(path), settings=settings)
+    text = read_text(path)
+    if text.startswith("#!"):
+        message = "a script that is neither a batch script nor a run file: no `#SBATCH` is before its first command"
+        hint = f"write `run: bash {path.name}` into a run file, or start it: `trainworks run -- bash {path.name}`"
+        raise RunFileError([UsageError(message, place=f"{path}:1", hint=hint)])
+    return parse_tasks(text, name=str(path), settings=settings)
 
 
 def parse_tasks(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> list[tuple[RunFile, Source]]:
@@ -97,7 +102,7 @@ def _check_order(source: Source, header: Mapping[str, object], tasks: int) -> No
         message = f"`execution: {header['execution']}` makes {tasks} tasks a job group; a pipeline runs them in order"
     else:
         return
-    hint = "submit each task as a job of its own, and give it the addresses of the others"
+    hint = "write a run file with `roles`, which start together and find each other at `$TRAINWORKS_ADDRESSES_...`"
     raise RunFileError([UsageError(message, place=source.place((others[0],)), hint=hint)])
 
 
@@ -110,6 +115,9 @@ KINDS = {
 }
 """Version of the API that is read, by kind."""
 _OWN_OBJECTS = "Trainworks labels its own objects"
+_QUEUE_LABELS = {"kueue.x-k8s.io/queue-name": "queue", "kueue.x-k8s.io/priority-class": "queue_priority"}
+"""Field of `cluster.kubernetes` by the label of Kueue."""
+_EXCLUSIVE = "alpha.jobset.sigs.k8s.io/exclusive-topology"
 
 
 def is_manifest(text: str) -> bool:
@@ -182,8 +190,8 @@ def _read_metadata(reading: ManifestReading, metadata: Any, stem: str) -> None:
 
 def _labels(reading: ManifestReading, value: Any, key: FieldPath) -> None:
     for label, text in reading.mapping(value, key).items():
-        if label == "kueue.x-k8s.io/queue-name":
-            reading.kubernetes("queue", text, (*key, label))
+        if label in _QUEUE_LABELS:
+            reading.kubernetes(_QUEUE_LABELS[label], text, (*key, label))
         elif label not in OWN_LABELS:
             reading.note((*key, label), _OWN_OBJECTS)
 
@@ -194,7 +202,8 @@ def _annotations(reading: ManifestReading, value: Any, key: FieldPath) -> None:
             hint = "write the job for `kubectl apply` with `trainworks submit --dry-run --as jobset`"
             reading.refuse((*key, name), "the manifest is that of a job which Trainworks has submitted", hint)
         elif name != JOB:
-            reading.note((*key, name), _OWN_OBJECTS)
+            together = "`cluster.kubernetes.topology` places the pods together, with Kueue"
+            reading.note((*key, name), together if name == _EXCLUSIVE else _OWN_OBJECTS)
 
 
 _READERS: Mapping[str, Callable[[ManifestReading, Any, FieldPath, OwnJob], None]] = {

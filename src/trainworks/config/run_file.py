@@ -389,7 +389,8 @@ class RunFile(Spec):
         """Unit that `run` starts once for: mpirun and srun start all ranks, a SkyPilot task those of its node."""
         if self.framework in ("mpi", "slurm"):
             return "once"
-        as_skypilot = self.run is not None and (self.num_nodes is not None or self.resources is not None)
+        of_skypilot = self.cluster.skypilot.model_fields_set & {"file_mounts", "mounts", "secrets", "task"}
+        as_skypilot = self.run is not None and (self.num_nodes is not None or self.resources or of_skypilot)
         return "per_node" if as_skypilot and self.cluster.processes_per_node == "auto" else "per_rank"
 
     @property

@@ -113,8 +113,10 @@ class Source:
         """
         self._lines.clear()
         try:
-            self._remember(yaml.compose(self.text, Loader=_Loader), ())
-            return yaml.load(self.text, Loader=_Loader)  # noqa: S506, a safe loader
+            loader = _Loader(self.text)
+            node = loader.get_single_node()  # type: ignore[no-untyped-call]
+            self._remember(node, ())
+            return None if node is None else loader.construct_document(node)  # type: ignore[no-untyped-call]
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             several = error.problem == "but found another document"

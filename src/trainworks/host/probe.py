@@ -8,9 +8,10 @@ import shutil
 import socket
 import sys
 import sysconfig
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import psutil
 
@@ -66,28 +67,76 @@ def num_cores() -> int:
 
 
 def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
-    """Accelerators that this process may use: NVIDIA's, else AMD's; empty without a driver."""
+    """Accelerators that this process may use: NVIDIA's, else AMD's; empty without a driver.
+
+    Parts by MIG stand for their GPU, with indexes after those of all GPUs. CUDA shows a process one of them alone.
+    """
+    found = _visible_devices()
+    return _amd_accelerators() if found is None else tuple(device.facts for device in found)
+
+
+def cuda_names(devices: Sequence[int]) -> str:
+    """CUDA_VISIBLE_DEVICES of accelerators of this process: their indexes, and the UUID of a part by MIG."""
+    parts = {device.facts.index: device.uuid for device in _visible_devices() or () if device.is_part}
+    return ",".join(parts.get(device, str(device)) for device in devices)
+
+
+class _Device(NamedTuple):
+    """An NVIDIA GPU, or a part of one by MIG."""
+
+    facts: AcceleratorFacts
+    uuid: str
+    gpu: int
+    """Index of the GPU."""
+
+    @property
+    def is_part(self) -> bool:
+        return self.facts.index != self.gpu
+
+
+def _visible_devices() -> list[_Device] | None:
+    """NVIDIA's devices that this process may use; None without a driver."""
     import pynvml  # noqa: PLC0415, 20 ms that most commands do without
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return _amd_accelerators()
+        return None
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        found = [
-            AcceleratorFacts(
-                index=index,
-                name=pynvml.nvmlDeviceGetName(handle),
-                memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-                compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
-                power_limit_w=_power_limit_w(handle),
-            )
-            for index, handle in enumerate(handles)
-        ]
-        return _visible(found, [pynvml.nvmlDeviceGetUUID(handle) for handle in handles])
+        count, devices = pynvml.nvmlDeviceGetCount(), list[_Device]()
+        for gpu in range(count):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+            parts = _parts(pynvml, handle)
+            first = count + sum(device.is_part for device in devices)
+            wholes = [handle] if parts is None else []
+            devices += [_device(pynvml, one, handle, gpu, gpu) for one in wholes]
+            devices += [_device(pynvml, one, handle, gpu, index) for index, one in enumerate(parts or (), start=first)]
+        return _visible(devices)
     finally:
         pynvml.nvmlShutdown()
+
+
+def _parts(nvml: Any, gpu: Any) -> list[Any] | None:
+    """Handles of the parts of a GPU in MIG mode, which is not a device then; None of a whole one."""
+    from trainworks.host.nvml import ask  # noqa: PLC0415
+
+    mode = ask(nvml.nvmlDeviceGetMigMode, gpu)
+    if not mode or not mode[0]:
+        return None
+    places = range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0)
+    found = (ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, place) for place in places)
+    return [handle for handle in found if handle is not None]
+
+
+def _device(nvml: Any, handle: Any, parent: Any, gpu: int, index: int) -> _Device:
+    facts = AcceleratorFacts(
+        index=index,
+        name=nvml.nvmlDeviceGetName(handle),
+        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        compute_capability=nvml.nvmlDeviceGetCudaComputeCapability(parent),
+        power_limit_w=_power_limit_w(parent) if handle is parent else None,
+    )
+    return _Device(facts, nvml.nvmlDeviceGetUUID(handle), gpu)
 
 
 def _amd_accelerators() -> tuple[AcceleratorFacts, ...]:
@@ -111,18 +160,21 @@ def _power_limit_w(handle: Any) -> float | None:
     return None if milliwatts is None else milliwatts / 1e3
 
 
-def _visible(found: list[AcceleratorFacts], uuids: list[str]) -> tuple[AcceleratorFacts, ...]:
-    """Apply the rule of CUDA: names up to the first unknown one, by index or by UUID prefix."""
+def _visible(found: list[_Device]) -> list[_Device]:
+    """Apply the rule of CUDA: names up to the first unknown one, by index or by UUID prefix.
+
+    The index of a GPU in MIG mode is its first part. Source: NVIDIA's MIG user guide.
+    """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
-        return tuple(found)
-    visible: list[AcceleratorFacts] = []
+        return found
+    visible: list[_Device] = []
     for name in (part.strip() for part in wanted.split(",")):
-        match = [facts for facts, uuid in zip(found, uuids, strict=True) if _is_device(name, facts.index, uuid)]
+        match = [device for device in found if _is_device(name, device.gpu, device.uuid)]
         if not match:
             break
         visible.append(match[0])
-    return tuple(visible)
+    return visible
 
 
 def _is_device(name: str, index: int, uuid: str) -> bool:

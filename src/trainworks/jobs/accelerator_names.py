@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from trainworks.config.command import split_mig
+
 _BRANDS = frozenset(
     ("nvidia", "amd", "intel", "google", "tesla", "geforce", "quadro", "instinct", "radeon", "graphics", "generation")
 ) | {"gpu", "rtx", "gtx"}
@@ -13,8 +15,6 @@ AMD = r"(amd|instinct|radeon)(\b|_).*|mi\d+.*"
 """Names of AMD's accelerators, in small letters."""
 _MEMORY = re.compile(r"\d+(gb|g|gib)")
 _FORM = re.compile(r"(sxm|pcie|nvl|oam|hbm)\d*[a-z]?")
-_SLICE = re.compile(r"(?:^|[^a-z0-9])\d+g[._]\d+gb")
-"""A MIG profile: a part of an accelerator."""
 
 
 def matching_names(wanted: str, known: Iterable[str]) -> list[str]:
@@ -22,7 +22,8 @@ def matching_names(wanted: str, known: Iterable[str]) -> list[str]:
     `H100-SXM`, `RTX3090`), in their order.
 
     A name that is the same but for its case is the only one. Otherwise the model has to be the same; memory and form
-    factor have to be the same where both names say them.
+    factor have to be the same where both names say them. A part by MIG is another accelerator than the whole; its
+    profile alone, `1g.10gb`, is that of any model.
     """
     names = list(dict.fromkeys(known))
     same = [name for name in names if name.lower() == wanted.lower()]
@@ -39,9 +40,12 @@ def is_amd(name: str | None) -> bool:
 
 
 def _is_same(wanted: str, name: str) -> bool:
-    if bool(_SLICE.search(wanted.lower())) != bool(_SLICE.search(name.lower())):
+    (wanted, part), (name, other_part) = split_mig(wanted), split_mig(name)
+    if part != other_part:
         return False
     ours, theirs = _parts(wanted), _parts(name)
+    if part and not ours:
+        return True
     models = [
         {part for part in parts if not _MEMORY.fullmatch(part) and not _FORM.fullmatch(part)}
         for parts in (ours, theirs)

@@ -21,7 +21,8 @@ def node(*, ready: str = "True", allocatable: dict[str, str] | None = None, **sp
 
 
 def pod(job: str | None = None, *, phase: str = "Running", on: str = "a", **asked: str) -> dict[str, Any]:
-    resources = {"limits": {key.replace("gpu", "nvidia.com/gpu"): amount for key, amount in asked.items()}}
+    names = {"gpu": "nvidia.com/gpu", "mig": "nvidia.com/mig-1g.10gb"}
+    resources = {"limits": {names.get(key, key): amount for key, amount in asked.items()}}
     labels = {"jobset.sigs.k8s.io/jobset-name": job} if job else {}
     spec = {"nodeName": on, "containers": [{"resources": resources}, {}]}
     return {"metadata": {"labels": labels}, "spec": spec, "status": {"phase": phase}}
@@ -69,3 +70,26 @@ def test_a_node_and_what_is_taken_of_it() -> None:
 def test_the_state_of_a_node(found: Any, pods: list[Any], state: str, raw: str, reason: str | None) -> None:
     facts = node_facts(found, pods)
     assert (facts.state, facts.raw, facts.reason) == (state, raw, reason)
+
+
+PARTS = {"nvidia.com/mig-1g.10gb": "7"}
+
+
+@pytest.mark.parametrize(
+    ("there", "labels", "load", "kind"),
+    [
+        (PARTS, {}, (7, 2), "1g.10gb"),
+        (PARTS, {"nvidia.com/mig-1g.10gb.product": "NVIDIA-H100-MIG-1g.10gb"}, (7, 2), "NVIDIA-H100-MIG-1g.10gb"),
+        (PARTS | {"nvidia.com/gpu": "0"}, {}, (7, 2), "1g.10gb"),
+        (PARTS | {"nvidia.com/mig-2g.20gb": "0"}, {}, (7, 2), "1g.10gb"),
+        (PARTS | {"nvidia.com/mig-2g.20gb": "3"}, {}, (10, 2), None),
+        (PARTS | {"nvidia.com/gpu": "4"}, {}, (4, 1), "NVIDIA-H100-80GB-HBM3"),
+    ],
+)
+def test_a_node_without_whole_accelerators_offers_its_parts(
+    there: dict[str, str], labels: dict[str, str], load: tuple[int, int], kind: str | None
+) -> None:
+    found = node(allocatable={"cpu": "4"} | there)
+    found["metadata"]["labels"] |= labels
+    facts = node_facts(found, [pod("x", mig="2"), pod("y", gpu="1")])
+    assert ((facts.accelerators, facts.accelerators_taken), facts.accelerator) == (load, kind)

@@ -15,6 +15,7 @@ import pytest
 
 import trainworks
 from tests.fakes import FakeClock, job, processes
+from tests.host.test_probe import DividedGpus
 from trainworks.agent.launch import take_run
 from trainworks.backends.backend import RenderedJob
 from trainworks.backends.local.attached import AttachedBackend, stop_supervisor
@@ -23,7 +24,7 @@ from trainworks.errors import EnvironmentProblem, NotOwnerError, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.ledger import MachineLedger, Share, claim_key
-from trainworks.host.probe import num_cores, probe_host
+from trainworks.host.probe import num_cores, probe_accelerators, probe_host
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.jobs.store import open_store
 from trainworks.record.environment import AcceleratorFacts
@@ -204,8 +205,22 @@ def test_the_roles_of_a_run_need_their_sum_of_accelerators(ledger: MachineLedger
     probe(resolved)
 
 
+@pytest.mark.parametrize(
+    ("nvml", "ranks", "held", "given"),
+    [
+        (None, 2, (0, 2), [(None, (0, 1)), ("1,3", (1, 3))]),
+        (DividedGpus(), 1, (3,), [("MIG-a", (3,)), ("MIG-b", (4,))]),
+    ],
+    ids=["whole", "parts by MIG"],
+)
 def test_a_run_takes_the_accelerators_that_are_free(
-    ledger: MachineLedger, run_dir: RunDir, monkeypatch: pytest.MonkeyPatch
+    ledger: MachineLedger,
+    run_dir: RunDir,
+    monkeypatch: pytest.MonkeyPatch,
+    nvml: DividedGpus | None,
+    ranks: int,
+    held: tuple[int, ...],
+    given: list[tuple[str | None, tuple[int, ...]]],
 ) -> None:
     started: list[tuple[str | None, tuple[int, ...]]] = []
 
@@ -217,10 +232,13 @@ def test_a_run_takes_the_accelerators_that_are_free(
 
     monkeypatch.setattr("trainworks.host.process.spawn", spawn)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    start(on_accelerators(2), run_dir, FakeClock())
-    handle = hold(ledger, 0.0, 0, 2)
-    start(on_accelerators(2), run_dir, FakeClock())
-    assert started == [(None, (0, 1)), ("1,3", (1, 3))]
+    if nvml is not None:
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        monkeypatch.setattr("trainworks.backends.local.attached.probe_accelerators", probe_accelerators)
+    start(on_accelerators(ranks), run_dir, FakeClock())
+    handle = hold(ledger, 0.0, *held)
+    start(on_accelerators(ranks), run_dir, FakeClock())
+    assert started == given
     os.close(handle)
 
 

@@ -60,6 +60,12 @@ def test_other_generic_resources_join_the_accelerators_of_the_job(
     assert [line.removeprefix("#SBATCH ") for line in said if re.search("--(gres|gpus)", line)] == requested
 
 
+@pytest.mark.parametrize(("grace_s", "signals"), [(1.0, []), (2.0, ["#SBATCH --signal=B:TERM@2"])])
+def test_a_job_without_time_for_a_grace_gets_no_signal_before_its_limit(grace_s: float, signals: list[str]) -> None:
+    said = script(spec(time_limit_s=120.0, grace_s=grace_s)).splitlines()
+    assert [line for line in said if "--signal" in line] == signals
+
+
 def test_a_gang_of_four_nodes(golden) -> None:
     golden("slurm_gang.sh", script())
 

@@ -21,6 +21,9 @@ from trainworks.jobs.formats.manifest import Device, device_of
         ("MI300X", "amd.com/gpu"),
         ("Gaudi2", "habana.ai/gaudi"),
         ("Trainium2", "aws.amazon.com/neuron"),
+        ("1g.10gb", "nvidia.com/mig-1g.10gb"),
+        ("A100-1g.5gb+me", "nvidia.com/mig-1g.5gb.me"),
+        ("nvidia_h100_80gb_hbm3_3g_40gb", "nvidia.com/mig-3g.40gb"),
     ],
 )
 def test_an_accelerator_is_the_resource_of_its_vendor_s_plugin(name: str | None, resource: str) -> None:

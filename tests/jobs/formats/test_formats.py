@@ -219,6 +219,25 @@ def test_skypilot_wants_to_know_the_kind_of_accelerator(kind: str | None) -> Non
         FORMATS["skypilot"](pods(resources={"accelerators": f"{kind or 'gpu'}:8"}))
 
 
+def test_skypilot_has_no_parts_by_mig() -> None:
+    with pytest.raises(UsageError, match=r"has no parts by MIG, got `1g.10gb:2`"):
+        FORMATS["skypilot"](pods(resources={"accelerators": "1g.10gb:2"}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [
+        ("H100:8", "num=8/host:j_exclusive=yes"),
+        ("1g.10gb:2", "num=2/host:mig=1"),
+        ("1c.3g.20gb:1", "num=1/host:mig=3/1"),
+    ],
+)
+def test_lsf_counts_whole_accelerators_or_parts_by_mig(kind: str, option: str) -> None:
+    text = FORMATS["lsf"](pods(resources={"accelerators": kind}))
+    assert f'#BSUB -gpu "{option}"\n' in text
+    assert ("any accelerator is accepted" in text) is kind.startswith("H100")
+
+
 NAMES = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 TASKS = st.fixed_dictionaries(
     {"run": HOSTILE.filter(bool), "num_nodes": st.integers(1, 9)},

@@ -90,6 +90,20 @@ def test_an_accelerator_is_known_by_the_parts_of_its_name(name: str) -> None:
     assert chosen(with_gpus(1), resources={"accelerators": name}).accelerators_per_node == 1
 
 
+PART = "NVIDIA A100-SXM4-40GB MIG 1g.5gb"
+
+
+@pytest.mark.parametrize("name", ["1g.5gb", "1g_5gb", "A100-1g.5gb", "gpu"])
+def test_a_part_by_mig_is_known_by_its_profile(name: str) -> None:
+    assert chosen(with_gpus(1, PART), resources={"accelerators": name}).accelerators_per_node == 1
+
+
+@pytest.mark.parametrize("name", ["A100", "2g.10gb", "1g.5gb+me", "H100-1g.5gb"])
+def test_another_part_or_the_whole_is_not_taken_for_it(name: str) -> None:
+    with pytest.raises(ResourceError, match=f"but this machine has 1 {PART}"):
+        chosen(with_gpus(1, PART), resources={"accelerators": name})
+
+
 @pytest.mark.parametrize("name", ["A10", "A100-40GB", "H100", "A100-PCIE"])
 def test_another_accelerator_is_not_taken_for_it(name: str) -> None:
     with pytest.raises(ResourceError) as refused:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from trainworks.config.command import split_mig
 from trainworks.errors import UsageError
 from trainworks.jobs.formats.manifest import dns_name
 from trainworks.jobs.formats.shell import check_exportable, node_program
@@ -68,6 +69,9 @@ def gang_of(spec: JobSpec, program: Program, options: RayOptions) -> dict[str, A
 
 def _bundle(node: NodeResources, options: RayOptions) -> dict[str, float]:
     """Resources of one node in Ray's names; an accelerator type is a resource, requested with a tiny amount."""
+    if split_mig(node.accelerator or "")[1]:
+        hint = "request whole accelerators, or a resource that your nodes offer with `cluster.ray.resources`"
+        raise UsageError(f"a Ray job has no parts by MIG, got `{node.accelerator}`", hint=hint)
     resources: dict[str, float] = {"CPU": node.cores or 1.0}
     if node.accelerators:
         resources["GPU"] = float(node.accelerators)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from trainworks.backends.backend import NodeState, NodeStatus
 from trainworks.backends.kubernetes.client import Object
+from trainworks.config.manifests.container import MIG_RESOURCE
 
 DRAINED = "trainworks/drained"
 """Node annotation with the reason why a user drained it."""
@@ -17,7 +18,8 @@ FIRST_NODE = "trainworks/first-node"
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 
 _PRODUCTS = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
-_DEVICES = re.compile(r"(nvidia|amd|habana|gpu\.intel|google)\.(com|ai)/(gpu|gaudi|i915|xe|tpu)")
+_WHOLE = re.compile(r"(nvidia|amd|habana|gpu\.intel|google)\.(com|ai)/(gpu|gaudi|i915|xe|tpu)")
+_PARTS = re.compile(rf"{re.escape(MIG_RESOURCE)}.+")
 _FACTORS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18} | {
     f"{letter}i": float(1 << (10 * power)) for power, letter in enumerate("KMGTPE", start=1)
 }
@@ -43,7 +45,7 @@ def quantity(text: str | int | float) -> float:
 
 
 def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
-    """Status of a node and its load."""
+    """Status of a node and its load: of its whole accelerators, or of its parts by MIG where it has no other."""
     name = str(node["metadata"]["name"])
     there = node.get("status", {}).get("allocatable") or node.get("status", {}).get("capacity") or {}
     here = [
@@ -53,8 +55,9 @@ def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
         and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
     ]
     taken = [_requests(pod) for pod in here]
-    cores, devices = quantity(there.get("cpu", 0)), _devices(there)
-    cores_taken, devices_taken = sum(one.get("cpu", 0.0) for one in taken), sum(map(_devices, taken))
+    which = _WHOLE if _devices(there, _WHOLE) else _PARTS
+    cores, devices = quantity(there.get("cpu", 0)), _devices(there, which)
+    cores_taken, devices_taken = sum(one.get("cpu", 0.0) for one in taken), sum(_devices(one, which) for one in taken)
     load = (devices_taken, devices) if devices else (cores_taken, cores)
     state, raw, reason = _state(node, *load)
     return NodeStatus(
@@ -66,7 +69,7 @@ def node_facts(node: Object, pods: Sequence[Object]) -> NodeStatus:
         cores_taken=cores_taken,
         accelerators=int(devices),
         accelerators_taken=int(devices_taken),
-        accelerator=next(filter(None, map(labels_of(node).get, _PRODUCTS)), None) if devices else None,
+        accelerator=_kind(labels_of(node), there, which) if devices else None,
         memory_bytes=int(quantity(there.get("memory", 0))),
         jobs=tuple(sorted({job for pod in here if (job := labels_of(pod).get(JOBSET_LABEL)) is not None})),
     )
@@ -97,5 +100,19 @@ def _requests(pod: Object) -> Object:
     return total
 
 
-def _devices(amounts: Object) -> float:
-    return sum(quantity(amount) for key, amount in amounts.items() if _DEVICES.fullmatch(key))
+def _devices(amounts: Object, which: re.Pattern[str]) -> float:
+    return sum(quantity(amount) for key, amount in amounts.items() if which.fullmatch(key))
+
+
+def _kind(labels: Mapping[str, str], there: Object, which: re.Pattern[str]) -> str | None:
+    """Product of a node's accelerators; that of its parts where all have one profile, None where they differ.
+
+    Source: labels of NVIDIA's GPU feature discovery, which names a part's product `nvidia.com/mig-1g.10gb.product`.
+    """
+    whole = next(filter(None, map(labels.get, _PRODUCTS)), None)
+    if which is _WHOLE:
+        return whole
+    kinds = [key for key, amount in there.items() if which.fullmatch(key) and quantity(amount)]
+    if len(kinds) != 1:
+        return None
+    return labels.get(f"{kinds[0]}.product") or kinds[0].removeprefix(MIG_RESOURCE)

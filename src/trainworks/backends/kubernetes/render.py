@@ -106,7 +106,7 @@ def check(spec: JobSpec, cluster: Kubernetes, autoscale: Autoscale | None = None
             f"{spec.max_nodes} nodes need a shared run directory",
             hint="set `cluster.kubernetes.volume` to a ReadWriteMany PersistentVolumeClaim; in a manifest, mount one",
         )
-    if spec.priority != _DEFAULT_PRIORITY and cluster.priority_class is None:
+    if spec.priority != _DEFAULT_PRIORITY and cluster.priority_class is None and cluster.queue_priority is None:
         hint = "set `cluster.kubernetes.priority_class`, and remove `job.priority`"
         raise UsageError("Kubernetes does not support a numeric `job.priority`", hint=hint)
     if not spec.preemptible:

@@ -24,7 +24,7 @@ from trainworks.errors import EnvironmentProblem, NotOwnerError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, Share, claim_key
-from trainworks.host.probe import num_cores, probe_accelerators, probe_host
+from trainworks.host.probe import cuda_names, num_cores, probe_accelerators, probe_host
 from trainworks.host.users import user_name
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import parse_cause, parse_state
@@ -313,5 +313,6 @@ def _claim(processes: Processes, run_dir: RunDir, team: str) -> tuple[int, dict[
     handle = machine_ledger().claim(choose)
     assert handle is not None
     devices = shares[0].devices
-    is_default = devices == tuple(facts.index for facts in probe_accelerators()[: len(devices)])
-    return handle, {} if is_default else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}
+    names, visible = cuda_names(devices), [facts.index for facts in probe_accelerators()[: len(devices)]]
+    is_default = names == ",".join(map(str, visible))  # by CUDA's own rule, which has no index of a part
+    return handle, {} if is_default else {"CUDA_VISIBLE_DEVICES": names}

@@ -25,6 +25,7 @@ from trainworks.host import process
 from trainworks.host.clock import Clock
 from trainworks.host.forking import Order, Spare
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key
+from trainworks.host.probe import cuda_names
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.dev_environment import DevUse
@@ -254,6 +255,6 @@ def _key(run_dir: str) -> str:
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:
     """Supervise a job with the environment that it was submitted with and its accelerators."""
     folder, devices = json.loads(text)
-    take_environment(RunDir(Path(folder)), {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))} if devices else {})
+    take_environment(RunDir(Path(folder)), {"CUDA_VISIBLE_DEVICES": cuda_names(devices)} if devices else {})
     lock, *claims = handles
     return supervisor.main(folder, "0", lock, agent, claims)

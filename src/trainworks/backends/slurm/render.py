@@ -32,6 +32,8 @@ _NICE_PER_PRIORITY = 100
 _MIDDLE = 50
 _ANEW = "stop the job and submit it again"
 _SIGNAL_COMES_EARLY_S = 60.0
+_NO_GRACE_S = 1.0
+"""Grace of a job whose limit leaves no room for one: its first signal is that of Slurm at the limit."""
 _MOST_SUPERVISORS = 5
 """Starts of a supervisor in one allocation: it may be killed before it began, or while it requeues the job."""
 
@@ -57,7 +59,8 @@ def check(spec: JobSpec, options: Slurm) -> None:
     if not spec.preemptible:
         hint = "take a `cluster.slurm.qos` or `partition` that is not preempted, and leave `job.preemptible` out"
         raise UsageError("in Slurm the QOS or the partition says whether a job is preempted", hint=hint)
-    if spec.time_limit_s is not None and spec.time_limit_s < spec.grace_s + _SIGNAL_COMES_EARLY_S:
+    limit_s = None if spec.time_limit_s is None else math.ceil(spec.time_limit_s / 60) * 60
+    if limit_s is not None and spec.grace_s > _NO_GRACE_S and limit_s < spec.grace_s + _SIGNAL_COMES_EARLY_S:
         least_s = spec.grace_s + _SIGNAL_COMES_EARLY_S
         hint = "Slurm may ask for an end a minute before the grace: a longer limit, or a shorter grace"
         raise UsageError(f"`job.time_limit` ({spec.time_limit_s:.0f} s) is below {least_s:.0f} s", hint=hint)
@@ -207,7 +210,7 @@ def _lines(spec: JobSpec, run_dir: RunDir, options: Slurm, tag: str) -> list[_Li
         _Line("gres", ":".join(gres) if node.accelerators else None),
         _Line("mem", f"{math.ceil(node.memory_bytes / 2**20)}M" if node.memory_bytes else None),
         _Line("time", _time(spec.time_limit_s) if spec.time_limit_s else None),
-        _Line("signal", f"B:TERM@{math.ceil(spec.grace_s)}"),
+        _Line("signal", f"B:TERM@{math.ceil(spec.grace_s)}" if spec.grace_s > _NO_GRACE_S else None),
         _Line("requeue", True),
         _Line("open-mode", "append"),
         _Line("output", path.replace("%", "%%")),

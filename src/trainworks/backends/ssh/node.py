@@ -27,7 +27,7 @@ from trainworks.files import closing_handle
 from trainworks.host import forking, process
 from trainworks.host.ledger import Claim, Share
 from trainworks.host.network import free_ports
-from trainworks.host.probe import num_cores, probe_host
+from trainworks.host.probe import cuda_names, num_cores, probe_host
 from trainworks.record.environment import HostFacts
 from trainworks.record.run_dir import RunDir
 
@@ -216,7 +216,10 @@ def run(lines: Lines) -> int:
         sys.stdout.write(f"{ENDED}0\n")
         return 0
     marks = order.marks | {_SESSION: f"{os.getpid()}"}
-    take_environment(RunDir(Path(order.run_dir)), order.env | marks)
+    env = order.env
+    if devices := env.get("CUDA_VISIBLE_DEVICES"):
+        env = env | {"CUDA_VISIBLE_DEVICES": cuda_names([int(device) for device in devices.split(",")])}
+    take_environment(RunDir(Path(order.run_dir)), env | marks)
     forking.leave_sweeper(marks)
     process.adopt_orphans()
     agent = process.spawn(order.command, log=None)

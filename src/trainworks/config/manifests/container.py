@@ -12,9 +12,9 @@ import shlex
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-from trainworks.config.command import AtLeast, amount_text
+from trainworks.config.command import AtLeast, amount_text, split_mig
 from trainworks.config.manifests.own_job import OWN_CONTAINER_SECURITY, OWN_VARIABLES, OwnJob
-from trainworks.config.manifests.reading import ManifestReading, at
+from trainworks.config.manifests.reading import FILL_IN, ManifestReading, at
 from trainworks.config.source import FieldPath
 
 _SET_BY_TRAINWORKS = frozenset({
@@ -203,6 +203,9 @@ _ACCELERATORS = {
     "aws.amazon.com/neuron": "trainium",
 }
 """Name of an accelerator in a run file by the resource of its device plugin."""
+MIG_RESOURCE = "nvidia.com/mig-"
+"""Start of the resource of a part by MIG where a node has several kinds (`mixed`); its profile follows."""
+_GKE_PART = "cloud.google.com/gke-gpu-partition-size"
 _KIND_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "k8s.amazonaws.com/accelerator")
 _KIND = re.compile(r"(?<![A-Z0-9])((?:G?[BH]|[AHLTV])\d{1,3}S?)(?![A-Z0-9])")
 _TPU, _TPU_LABEL = "google.com/tpu", "cloud.google.com/gke-tpu-accelerator"
@@ -251,7 +254,8 @@ def read_resources(
         place = (*key, "requests" if name in requests else "limits", name)
         number = read_quantity(amount)
         if number is None:
-            reading.refuse(place, f"`{amount}` is not a quantity of Kubernetes", "write it like `8`, `500m` or `64Gi`")
+            hint = FILL_IN if "$" in str(amount) else "write it like `8`, `500m` or `64Gi`"
+            reading.refuse(place, f"`{amount}` is not a quantity of Kubernetes", hint)
         elif name in ("cpu", "memory"):
             _take_amount(reading, name, number, place, limits)
         elif "/" in name:
@@ -276,23 +280,41 @@ def _take_amount(
 def _take_devices(reading: ManifestReading, name: str, number: float, place: FieldPath, kind: str | None) -> None:
     if number == 0:
         return
-    if kind is not None and "accelerators" not in reading.data.get("resources", {}):
+    if number != int(number):
+        hint = "request a part by MIG, such as `nvidia.com/mig-1g.10gb: 1`" if kind else "write a whole number"
+        reading.refuse(place, f"Kubernetes counts devices whole, got {number:g} of `{name}`", hint)
+    elif kind is not None and "accelerators" not in reading.data.get("resources", {}):
         reading.put(("resources", "accelerators"), f"{kind}:{number:g}", place)
     else:
         devices = reading.data["cluster"]["kubernetes"].setdefault("devices", {})
-        devices[name] = int(number) if number == int(number) else number
+        devices[name] = int(number)
         reading.source.origins["cluster", "kubernetes", "devices", name] = place
 
 
 def _kind(name: str, labels: Mapping[str, Any], named: str | None) -> str | None:
     """Name of an accelerator for a run file; None for a device of another kind."""
-    if name not in (_TPU, *_ACCELERATORS) or named is not None:
-        return named if name in (_TPU, *_ACCELERATORS) else None
+    is_part = name.startswith(MIG_RESOURCE)
+    if not is_part and name not in (_TPU, *_ACCELERATORS):
+        return None
+    if named is not None or is_part:
+        return named or name.removeprefix(MIG_RESOURCE)
     if name == _TPU:
         return _TPU_KINDS.get(str(labels.get(_TPU_LABEL)))
     texts = [str(labels[label]).upper() for label in _KIND_LABELS if label in labels]
     found = next((found for found in map(_KIND.search, texts) if found), None)
-    return found[1] if found and name == "nvidia.com/gpu" else _ACCELERATORS[name]
+    if name != "nvidia.com/gpu":
+        return _ACCELERATORS[name]
+    model, part = found[1] if found else _ACCELERATORS[name], part_by_labels(labels)
+    return model if part is None else f"{model}-{part}" if found else part
+
+
+def part_by_labels(labels: Mapping[str, Any]) -> str | None:
+    """MIG profile of the nodes that labels select, whose resource is that of whole GPUs; None of whole ones.
+
+    Source: NVIDIA's MIG strategy `single`, whose product ends with the profile; GKE's label of a partition.
+    """
+    named = (split_mig(str(labels[label]))[1] for label in (_GKE_PART, _KIND_LABELS[0]) if label in labels)
+    return next((part for part in named if part), None)
 
 
 def _patch(reading: ManifestReading, part: str) -> dict[str, Any]:

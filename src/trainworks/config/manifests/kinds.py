@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from trainworks.config.manifests.own_job import OwnJob
+from trainworks.config.manifests.own_job import OwnJob, own_job
 from trainworks.config.manifests.pod import PodPlace, read_template
-from trainworks.config.manifests.reading import Entry, Handler, ManifestReading, at, drop_none, time_limit
+from trainworks.config.manifests.reading import FILL_IN, Entry, Handler, ManifestReading, at, drop_none, time_limit
 from trainworks.config.manifests.roles import read_roles
 from trainworks.config.pod_patch import POD_CONTAINER, patched
 from trainworks.config.source import FieldPath
@@ -80,10 +80,11 @@ def read_jobset(reading: ManifestReading, spec: Any, key: FieldPath, own: OwnJob
 def _read_role(hosts: str, reading: ManifestReading, entry: Entry) -> Any:
     """Read a group of a JobSet as a job of its own; returns its number of nodes."""
     group, key = entry
-    number = _read_group(reading, group, key, is_role=True)
+    number, own = _read_group(reading, group, key, is_role=True), own_job(at(group, "template", "metadata") or {})
     template = at(group, "template", "spec", "template")
     _check_numbers(reading, [entry], template, key)
-    read_template(reading, template, (*key, "template", "spec", "template"), PodPlace(main=_MAIN, hosts=hosts))
+    place = PodPlace(main=_MAIN, own=own, hosts="" if own.run else hosts)
+    read_template(reading, template, (*key, "template", "spec", "template"), place)
     return number
 
 
@@ -109,6 +110,10 @@ def _read_group(reading: ManifestReading, group: dict[str, Any], key: FieldPath,
     """Read all of a group but its pods; returns their number, or a value that is none."""
     single = "a job with one group of pods depends on no other group"
     job, place = at(group, "template", "spec"), (*key, "template", "spec")
+    metadata = reading.mapping(at(group, "template", "metadata"), (*key, "template", "metadata"))
+    if not own_job(metadata).run:
+        for part in metadata:
+            reading.note((*key, "template", "metadata", part), "it is about a Job of its own for each group")
     handlers: dict[str, Handler] = {
         "name": None,
         "replicas": None,
@@ -171,10 +176,10 @@ def _completions(reading: ManifestReading, pods: Any, value: Any, key: FieldPath
 
 
 def _pod_failure_policy(reading: ManifestReading, policy: Any, key: FieldPath) -> None:
-    rules = at(policy, "rules")
-    if not isinstance(rules, list) or any(
-        at(rule, "action") != "FailJob" or "onPodConditions" not in rule for rule in rules
-    ):
+    rules, disrupted = at(policy, "rules"), [{"type": "DisruptionTarget", "status": "True"}]
+    own = {"action": "FailJob", "onPodConditions": disrupted}
+    short = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}
+    if not isinstance(rules, list) or any(rule not in (own, short) for rule in rules):
         reading.note(key, _ATTEMPT)
 
 
@@ -368,7 +373,7 @@ def _read_roles(reading: ManifestReading, replicas: Mapping[str, Any], roles: li
     numbers = [1 if count is None else count for count in counts]
     for role, number in zip(roles, numbers, strict=True):
         if not isinstance(number, int):
-            hint = "fill it in, as with `envsubst < FILE`" if "$" in str(number) else None
+            hint = FILL_IN if "$" in str(number) else None
             reading.refuse((*key, role, "replicas"), f"`replicas` must be an integer, got `{number}`", hint)
     if all(isinstance(number, int) for number in numbers):
         reading.put(("num_nodes",), sum(numbers), (*key, roles[-1], "replicas"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from trainworks.config.manifests.own_job import OwnJob
 from trainworks.config.manifests.pod import PodPlace, read_template
-from trainworks.config.manifests.reading import Entry, Handler, ManifestReading, at
+from trainworks.config.manifests.reading import FILL_IN, Entry, Handler, ManifestReading, at
 from trainworks.config.manifests.roles import read_roles
 from trainworks.config.source import FieldPath
 
@@ -51,7 +51,7 @@ def read_leader_worker_set(reading: ManifestReading, spec: Any, key: FieldPath, 
         reading.refuse((*key, "replicas"), message, "set `replicas: 1`, and submit a job for each group")
     size = 1 if at(group, "size") is None else at(group, "size")
     if not isinstance(size, int) or size < 1:
-        hint = "fill it in, as with `envsubst < FILE`" if "$" in str(size) else None
+        hint = FILL_IN if "$" in str(size) else None
         reading.refuse((*place, "size"), f"`size` must be a positive integer, got `{size}`", hint)
         return
     leader = "workerTemplate" if at(group, "leaderTemplate") is None else "leaderTemplate"

@@ -15,6 +15,9 @@ Handler = Callable[[Any, FieldPath], None] | Mapping[str, "Handler"] | str | Non
 effect, or nothing to say."""
 
 
+FILL_IN = "fill it in, as with `envsubst < FILE`"
+"""Hint for a `$NAME` that the reader of a template replaces before Kubernetes sees it."""
+
 Entry = tuple[dict[str, Any], FieldPath]
 """A mapping of a list, and its place."""
 

@@ -13,6 +13,9 @@ _OF_A_ROLE = ("run", "setup", "framework", "envs", "resources")
 _MOVED = (("cluster", "kubernetes", "image"), ("cluster", "processes_per_node"))
 """Fields of a whole job that a role has itself."""
 _TOGETHER = "roles start together, and find each other at `$TRAINWORKS_ADDRESSES_...`"
+_PODS = ("template", "spec", "template", "spec")
+_OF_ORDER = {"ports": "`ports` open no port of a pod", **dict.fromkeys(("readinessProbe", "startupProbe"), _TOGETHER)}
+"""Fields of a container about requests to it, or about the groups that wait for it."""
 
 Group = dict[str, Any]
 GroupReader = Callable[[ManifestReading, Entry], Any]
@@ -32,13 +35,13 @@ def read_roles(
     image, variables and resources is that of the whole job, and has to be the same in all groups.
     """
     targets = at(success, "targetReplicatedJobs") or [group.get("name") for group, _ in groups]
-    others, source = list[tuple[str, dict[str, str]]](), reading.source
+    others, source, waits = list[tuple[str, dict[str, str]]](), reading.source, dict[str, list[str]]()
     for group, place in groups:
         name, kept = str(group.get("name")), source.origins
         source.origins = {}
         one = ManifestReading(source)
         one.data["name"] = reading.data["name"]
-        nodes = read_group(one, (_without_ports(reading, group, place), place))
+        nodes = read_group(one, (_without_order(reading, group, place), place))
         reading.problems += one.problems
         role = {field: one.data.pop(field) for field in _OF_A_ROLE if field in one.data}
         role |= {"nodes": nodes} | ({} if name in targets else {"decides": False, "may_end": True})
@@ -47,8 +50,9 @@ def read_roles(
             role["processes_per_node"] = per_node
         if (image := cluster["kubernetes"].pop("image", None)) is not None:
             role["image"] = image
-        if needed := _depends_on(reading, group, place):
-            role["depends_on"] = needed
+        waits[name] = _depends_on(reading, group, place, waits)
+        if waits[name]:
+            role["depends_on"] = waits[name]
         for field, origin in source.origins.items():
             moved = ("roles", name, field[-1]) if field in _MOVED else ("roles", name, *field)
             kept[moved if field in _MOVED or field[0] in _OF_A_ROLE else field] = origin
@@ -65,27 +69,34 @@ def read_roles(
             return
 
 
-def _without_ports(reading: ManifestReading, group: Group, key: FieldPath) -> Group:
-    """A group without `ports` of its containers, which open none."""
-    containers = at(group, "template", "spec", "template", "spec", "containers")
-    if not isinstance(containers, list) or not any(at(one, "ports") for one in containers):
+def _without_order(reading: ManifestReading, group: Group, key: FieldPath) -> Group:
+    """A group without what is about requests to its containers, or about their order, in which groups may differ."""
+    containers, place = at(group, *_PODS, "containers"), (*key, *_PODS, "containers")
+    given = [set(_OF_ORDER) & one.keys() for one in containers or () if isinstance(one, dict)]
+    if not isinstance(containers, list) or not any(given):
         return group
-    reading.note((*key, "template", "spec", "template", "spec", "containers"), "`ports` open no port of a pod")
+    for name in sorted(set.union(*given)):
+        reading.note((*place, name), _OF_ORDER[name])
     copied = copy.deepcopy(group)
     for one in copied["template"]["spec"]["template"]["spec"]["containers"]:
-        if isinstance(one, dict):
-            one.pop("ports", None)
+        for name in _OF_ORDER:
+            one.pop(name, None)
     return copied
 
 
-def _depends_on(reading: ManifestReading, group: Mapping[str, Any], key: FieldPath) -> list[str]:
-    needed = []
+def _depends_on(
+    reading: ManifestReading, group: Mapping[str, Any], key: FieldPath, waits: Mapping[str, list[str]]
+) -> list[str]:
+    """Groups that must succeed before this one; also those before a group that has to be ready, in `waits`."""
+    needed = dict[str, None]()
     for one, place in reading.entries(group.get("dependsOn"), (*key, "dependsOn")):
+        name = str(one.get("name"))
         if one.get("status") == "Complete":
-            needed.append(str(one.get("name")))
+            needed[name] = None
         else:
             reading.note(place, _TOGETHER)
-    return needed
+            needed |= dict.fromkeys(waits.get(name, ()))
+    return list(needed)
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:

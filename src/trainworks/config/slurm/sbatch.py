@@ -5,6 +5,7 @@ The script runs unchanged, once, on the first node; it starts the other nodes it
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from itertools import takewhile
@@ -14,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trainworks.config.command import AtLeast, amount_text
+from trainworks.config.engines import JobOptions
 from trainworks.config.load import name_from, problems_of
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch_amounts import AMOUNTS, amounts_of, expand_nodes, parse_slurm_time
@@ -22,7 +24,7 @@ from trainworks.config.source import FieldPath, Source, read_text
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
 _SIGNAL_S = 60.0
-"""Default time of `--signal` before the end."""
+"""Default time of `--signal` before the end; also how much earlier Slurm may send one."""
 
 _REFUSED = {
     "clusters": ("a job runs on one cluster", "write a run file with `cluster.slurm.login`"),
@@ -151,11 +153,20 @@ class _Reading:
         for option in options.values():
             if option.name not in AMOUNTS:
                 self._try(self._take_one, option)
+        self._fit_grace(options)
         # without an image and a container, the options of containers are for sbatch
         if not {"container-image", "container-name"} & options.keys():
             self.data["cluster"]["slurm"].pop("container", None)
             for option in (one for one in options.values() if one.name in PYXIS):
                 self.pass_on(option)
+
+    def _fit_grace(self, options: Mapping[str, Option]) -> None:
+        """Shorten the grace of a job whose limit, in Slurm's whole minutes, leaves no room for the usual one."""
+        limit = self.data.get("job", {}).get("time_limit")
+        if limit is not None and "signal" not in options:
+            left = math.ceil(limit / 60) * 60 - _SIGNAL_S
+            if left < JobOptions().grace:
+                self.data["job"]["grace"] = max(1.0, left)
 
     def _try(self, step: Callable[[Any], None], argument: Any) -> None:
         try:

@@ -166,7 +166,7 @@ def _kind_and_count(option: Option, text: str) -> tuple[str, int]:
     kind, _, count = text.rpartition(":")
     if not kind and not count.isdecimal():
         kind, count = count, "1"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]*", kind):
+    if not re.fullmatch(r"[A-Za-z0-9_.+-]*", kind):
         raise UsageError(
             f"`{option}` does not name accelerators of one kind", place=option.place, hint="write it like `h100:8`"
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainworks.config.command import JobRole
@@ -114,14 +114,16 @@ def render_roles(run_file: RunFile, language: str = "jobset") -> str:
         lines += ["export TRAINWORKS_ROLE_INDEX=$JOB_COMPLETION_INDEX"]
         programs.append(bash_program(jobs[role], name=name, group=role, lines=lines))
         needed = [{"name": other, "status": "Complete"} for other in roles[role].depends_on]
-        template = {"spec": _indexed_job(jobs[role], programs[-1])}
+        metadata = {"annotations": programs[-1].annotations} if programs[-1].annotations else None
+        template = drop_none({"metadata": metadata, "spec": _indexed_job(jobs[role], programs[-1])})
         groups.append(drop_none({"name": role, "replicas": 1, "template": template, "dependsOn": needed or None}))
     deciding = [role for role in order if roles[role].decides]
     success = {"operator": "All", "targetReplicatedJobs": deciding} if len(deciding) < len(order) else None
     servers = [role for role in order if not (roles[role].decides or roles[role].may_end)]
     heads = [line for job in jobs.values() for line in manifest.header(job).splitlines(keepends=True)]
     heads += [f"# in a JobSet an early end of `{role}` does not fail the job\n" for role in servers]
-    return "".join(dict.fromkeys(heads)) + manifest.to_yaml(_jobset(whole, programs[0], groups, success))
+    program = replace(programs[0], annotations={})  # each group has its own
+    return "".join(dict.fromkeys(heads)) + manifest.to_yaml(_jobset(whole, program, groups, success))
 
 
 def _kubernetes_job(run_file: RunFile, program: Program) -> manifest.KubernetesJob:
@@ -149,7 +151,7 @@ def bash_program(
 
     Of a job with roles, `name` is that of the JobSet, `group` the role of the pods, and `lines` come first.
     """
-    spec, whole = job.spec, not lines
+    spec = job.spec
     name = name or manifest.dns_name(job.spec.name)
     host = f"{name}-{group}-0"
     addresses = f"for node in $(seq 0 {spec.max_nodes - 1}); do echo {host}-$node.{name}; done"
@@ -187,7 +189,7 @@ def bash_program(
         queue=job.cluster.queue,
         grace_s=spec.grace_s,
         restart_rules=[DISRUPTION] if spec.max_restarts and spec.preemptible else [],
-        annotations={JOB: text} if whole and len(text) <= _LONGEST_ANNOTATION else {},
+        annotations={JOB: text} if len(text) <= _LONGEST_ANNOTATION else {},
     )
 
 
@@ -249,10 +251,11 @@ def _jobset(
 
 
 def _metadata(job: manifest.KubernetesJob, program: PodProgram) -> Mapping[str, object]:
+    of_queue = drop_none({manifest.QUEUE_LABEL: program.queue, manifest.PRIORITY_LABEL: job.cluster.queue_priority})
     metadata = {
         "name": program.name,
         "namespace": job.cluster.namespace,
-        "labels": manifest.labels(job) | ({manifest.QUEUE_LABEL: program.queue} if program.queue else {}),
+        "labels": manifest.labels(job) | of_queue,
         "annotations": {**program.annotations, **elastic.job_annotations(job)} or None,
     }
     return drop_none(metadata)

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 import yaml
 
 from trainworks.config.autoscale import Autoscale
+from trainworks.config.command import split_mig
 from trainworks.config.engines import Kubernetes
+from trainworks.config.manifests.container import MIG_RESOURCE, part_by_labels
 from trainworks.config.manifests.own_job import OWN_CONTAINER_SECURITY, OWN_POD_SECURITY
 from trainworks.config.manifests.reading import drop_none
 from trainworks.config.pod_patch import POD_CONTAINER
@@ -74,13 +76,16 @@ RESOURCES = (*_RESOURCES, "google.com/tpu")
 def device_of(accelerator: str | None, count: int, nodes: int) -> Device:
     """Resource of an accelerator, and labels of the nodes that offer it.
 
-    Without a name it is any NVIDIA GPU. `count` is per node, `nodes` the number of nodes of the job.
+    Without a name it is any NVIDIA GPU; a part by MIG has a resource of its own. `count` is per node, `nodes` the
+    number of nodes of the job.
 
     Raises:
         UsageError: the accelerator has no known device plugin, or GKE offers no such TPU slice.
     """
     name = (accelerator or "nvidia").lower()
     name = _NAMES_WITHOUT_TPU.get(name, name)
+    if (part := split_mig(name)[1]) is not None:
+        return Device(f"{MIG_RESOURCE}{part}")
     if tpu := re.fullmatch(r"tpu[_-]?(.+)", name):
         return _slice(accelerator or "", _OTHER_NAMES.get(tpu[1], tpu[1]), count, nodes)
     resource = next((resource for resource, names in _RESOURCES.items() if re.fullmatch(names, name)), None)
@@ -127,6 +132,8 @@ RAILS = "rdma/rails"
 """Resource of a node's adapters in the bundle of a stack."""
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label that puts a JobSet into a queue of Kueue."""
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+"""Label with the order of a JobSet in that queue."""
 RUNS = "/runs"
 """Mount path of the volume with the run directories."""
 LONGEST_NAME = 40
@@ -197,7 +204,7 @@ def header(job: KubernetesJob) -> str:
     if missing:
         values = " ".join(f'--from-literal={name}="${name}"' for name in missing)
         lines.append(f"kubectl create secret generic {dns_name(job.spec.name)}-envs {values}")
-    accelerator = job.spec.node.accelerator
+    accelerator = split_mig(job.spec.node.accelerator or "")[0]
     if accelerator and not _node_selector(job):
         lines.append(f"any accelerator is accepted: set `cluster.kubernetes.node_selector` to require {accelerator}")
     return "".join(f"# {line}\n" for line in lines)
@@ -209,7 +216,7 @@ def quantities(spec: JobSpec, cluster: Kubernetes) -> dict[str, dict[str, str]]:
     Raises:
         UsageError: the accelerator has no known resource name.
     """
-    node, device = spec.node, _device(spec)
+    node, device = spec.node, _device(spec, cluster)
     devices = {name: str(count) for name, count in cluster.devices.items()}
     amounts = {
         "cpu": f"{node.cores:g}" if node.cores else None,
@@ -220,14 +227,16 @@ def quantities(spec: JobSpec, cluster: Kubernetes) -> dict[str, dict[str, str]]:
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
 
 
-def _device(spec: JobSpec) -> Device | None:
+def _device(spec: JobSpec, cluster: Kubernetes) -> Device | None:
+    """Resource of the accelerators; that of whole GPUs where the labels of the nodes say which part of one it is."""
     node = spec.node
-    return device_of(node.accelerator, node.accelerators, spec.max_nodes) if node.accelerators else None
+    wanted = None if part_by_labels(cluster.node_selector) else node.accelerator
+    return device_of(wanted, node.accelerators, spec.max_nodes) if node.accelerators else None
 
 
 def _node_selector(job: KubernetesJob) -> dict[str, str]:
     """Node labels; those of the run file take precedence."""
-    device = _device(job.spec)
+    device = _device(job.spec, job.cluster)
     return {**(device.node_selector if device else {}), **job.cluster.node_selector}
 
 
@@ -302,7 +311,7 @@ def check(job: KubernetesJob, language: str, missing: Mapping[str, bool]) -> Non
     """
     if job.program.image is None:
         raise UsageError("the pods have no image", hint="set `cluster.kubernetes.image`")
-    if job.spec.priority != 50 and job.cluster.priority_class is None:
+    if job.spec.priority != 50 and job.cluster.priority_class is None and job.cluster.queue_priority is None:
         hint = "set `cluster.kubernetes.priority_class`, and remove `job.priority`"
         raise UsageError(f"{language} does not support a numeric `priority`", hint=hint)
     if field := next((name for name, is_set in missing.items() if is_set), None):

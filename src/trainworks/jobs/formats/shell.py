@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
+from trainworks.config.command import split_mig
 from trainworks.errors import UsageError
 from trainworks.jobs.frameworks import Rendezvous, command_environment
 from trainworks.jobs.job_spec import JobSpec, parse_dependency
@@ -241,7 +242,10 @@ def render_lsf(spec: JobSpec, program: Program, *, elastic: bool = False) -> str
         "  groups+=($!)",
         "done",
     )
+    kind = split_mig(spec.node.accelerator or "")[0] if spec.node.accelerators else ""
+    any_kind = f"# any accelerator is accepted: add `:gmodel=` and LSF's name of {kind} to `-gpu` to require it"
     lines = [
+        *([any_kind] if kind else []),
         '# Where there is jsrun instead of blaunch: jsrun --rs_per_host 1 --tasks_per_rs 1 /bin/bash "$program" ...',
         "set -euo pipefail",
         *(
@@ -267,7 +271,7 @@ def _lsf_options(spec: JobSpec, program: Program) -> Iterator[str]:
     yield f"-n {slots * spec.max_nodes}"
     yield f'-R "span[ptile={slots}]"'
     if node.accelerators:
-        yield f'-gpu "num={node.accelerators}/host:j_exclusive=yes"'
+        yield f'-gpu "num={node.accelerators}/host:{_lsf_part(node.accelerator)}"'
     if node.memory_bytes:
         yield f'-R "rusage[mem={math.ceil(node.memory_bytes / 2**20)}MB/host]"'
     if spec.exclude:
@@ -282,6 +286,16 @@ def _lsf_options(spec: JobSpec, program: Program) -> Iterator[str]:
         yield f"-sp {max(1, spec.priority)}"
     if spec.hold:
         yield "-H"
+
+
+def _lsf_part(accelerator: str | None) -> str:
+    """What of an accelerator a job has to itself: the whole, or slices by MIG, of compute where they are fewer.
+
+    Source: `mig=GI_SIZE[/CI_SIZE]` of bsub's `-gpu`, which says nothing of the memory.
+    """
+    part = split_mig(accelerator or "")[1]
+    sizes = re.findall(r"(\d+)[cg]\.", part or "")  # of `1c.3g.20gb` compute comes first
+    return f"mig={'/'.join(reversed(sizes))}" if sizes else "j_exclusive=yes"
 
 
 def _condition(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from trainworks.config.autoscale import Autoscale
-from trainworks.config.command import AnyOf, AtLeast, Resources, amount_text
+from trainworks.config.command import AnyOf, AtLeast, Resources, amount_text, split_mig
 from trainworks.config.engines import SkyPilot
 from trainworks.config.manifests.reading import drop_none
 from trainworks.errors import UsageError
@@ -133,6 +133,9 @@ def _accelerators(node: NodeResources, written: Resources) -> Any:
 
     derived = [f"{node.accelerator}:{node.accelerators}"] if node.accelerators else []
     kinds: Sequence[object] = written.accelerators or derived
+    if parts := [str(kind) for kind in kinds if split_mig(str(kind))[1]]:
+        hint = "request whole accelerators, or a share of one that jobs of a cluster divide, like `A100:0.5`"
+        raise UsageError(f"{_LANGUAGE} has no parts by MIG, got `{parts[0]}`", hint=hint)
     named = [str(kind).rpartition(":") for kind in kinds]
     texts = [f"{skypilot_name(name)}:{count}" for name, _, count in named]
     if len(texts) < 2:

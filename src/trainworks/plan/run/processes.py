@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 
-from trainworks.config.command import Resources
+from trainworks.config.command import Resources, split_mig
 from trainworks.config.layout import MESH_AXES
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
@@ -220,13 +220,17 @@ def _accelerators_per_node(resources: Resources, host: HostFacts, nodes: int) ->
 
 
 def _is_called(request: str | None, name: str) -> bool:
-    """True if a driver's device name matches `A100`, `A100-80GB` or `H100-SXM`: all parts, `SXM` for any `SXM4`."""
+    """True if a driver's device name matches `A100`, `A100-80GB` or `H100-SXM`: all parts, `SXM` for any `SXM4`.
+
+    `1g.10gb` is a part by MIG of any model, which no name of a whole accelerator matches.
+    """
     if request is None:
         return True
-    parts = re.split(r"[\s_-]+", name.lower())
-    return all(
+    (model, profile), (known, there) = split_mig(request), split_mig(name)
+    parts = re.split(r"[\s_-]+", known.lower())
+    return profile == there and all(
         part in parts or (part.isalpha() and any(re.fullmatch(rf"{part}\d+", other) for other in parts))
-        for part in re.split(r"[_-]+", request.lower())
+        for part in filter(None, re.split(r"[_-]+", model.lower()))
     )
 
 
