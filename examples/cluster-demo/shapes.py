@@ -239,8 +239,19 @@ def page(word: str, name: str) -> float:
     return time.monotonic() - started
 
 
+def end_alarms(name: str) -> None:
+    """Forget the messages so far, such as those of a node that was removed; wait for the end of its alarm."""
+    last = ""
+    while not Pager.pages.empty():
+        found = Pager.pages.get()
+        last = found if found.endswith(f" NodeDown {name}") else last
+    if last.startswith("firing"):
+        page("resolved", name)
+
+
 def break_and_repair(hall: Hall, name: str) -> float:
     """A file, a service and a permission of a node are changed by hand; seconds until the alarm."""
+    end_alarms(name)
     changes = {
         "/etc/slurm/slurm.conf": "sudo sed -i s/^KillWait=.*/KillWait=5/ /etc/slurm/slurm.conf",
         "/etc/munge/munge.key": "sudo chmod 644 /etc/munge/munge.key",
