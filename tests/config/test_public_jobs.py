@@ -239,15 +239,26 @@ def said(run_file: RunFile) -> Iterator[str]:
     return (option.partition("=")[0] for option in run_file.cluster.slurm.options)
 
 
-OF_KUBERNETES = {"devices", "image", "namespace", "queue", "queue_priority", "priority_class", "selector", "keep"}
-OF_SKYPILOT = {"use_spot", "disk_size", "instance_type", "place", "image_of_nodes", "handed_on", "mounts", "secrets"}
-LOST: dict[str, set[str]] = {
+OF_KUBERNETES = {
+    **{name: (f"kubernetes.{name}",) for name in ("devices", "image", "namespace", "queue", "queue_priority", "keep")},
+    "priority_class": ("kubernetes.priority_class",),
+    "selector": ("kubernetes.node_selector",),
+}
+OF_SKYPILOT = {
+    **{name: (f"skypilot.{name}",) for name in ("use_spot", "disk_size", "instance_type")},
+    "place": ("skypilot.infra",),
+    "image_of_nodes": ("skypilot.image",),
+    "handed_on": ("skypilot.resources", "skypilot.task"),
+    "mounts": ("skypilot.file_mounts", "skypilot.mounts"),
+    "secrets": (),  # kept otherwise
+}
+LOST: dict[str, dict[str, tuple[str, ...]]] = {
     "jobset": OF_SKYPILOT,
     "trainjob": OF_SKYPILOT,
     "skypilot": OF_KUBERNETES,
-    "run-file": set(),
+    "run-file": {},
 }
-"""Fields that another format has no place for, each of which a comment of its text names."""
+"""Fields that another format has no place for, and the options that a comment of its text names for each."""
 REFUSED = {
     "recover.max_restarts": "restarts",
     "job.time_limit": "time_s",
@@ -292,4 +303,7 @@ def test_a_job_in_another_format_is_read_back_as_the_same(file: Facts, language:
         (field,) = [field for words, field in REFUSED.items() if words in error.message]
         assert field in means
         return
-    assert meaning(*read(again)) == {key: value for key, value in means.items() if key not in LOST[language]}
+    lost = LOST[language]
+    assert meaning(*read(again)) == {key: value for key, value in means.items() if key not in lost}
+    for options in filter(None, (lost.get(key) for key in means)):
+        assert any(f"# `cluster.{option}` is not kept" in again for option in options)

@@ -233,6 +233,10 @@ def test_a_value_is_handed_on_as_skypilot_understands_it(key: str, exported_as: 
         ),
         ("resources: {spot_recovery: none}", "t.yaml:2  resources.spot_recovery has no effect on `local`"),
         ("workdir: {url: https://a/b.git, ref: main}", "t.yaml:2  workdir has no effect on `local`: Trainworks clones"),
+        (
+            "resources: {ordered: [{infra: aws, accelerators: A10G}, {infra: gcp, accelerators: L4}]}",
+            "t.yaml:2  resources.ordered has no effect on `local`: SkyPilot alone chooses among its entries; what one",
+        ),
         ("managed_secrets: [token]", "t.yaml:2  managed_secrets has no effect on `local`"),
     ],
 )

@@ -45,7 +45,10 @@ NOT_A_JOB = {
 _RENAMED = {"gpus": "accelerators", "spot_recovery": "job_recovery"}
 """Other names that SkyPilot has for keys of `resources`."""
 
+_CHOSEN = "SkyPilot alone chooses among its entries; what one of them requests, write as `resources`"
 _WITHOUT_EFFECT = {
+    "any_of": _CHOSEN,
+    "ordered": _CHOSEN,
     "file_mounts": "Trainworks copies no files to these nodes; they must have them at these paths",
     "ports": "Trainworks opens no ports",
     "autostop": "a job releases its nodes when it ends",
