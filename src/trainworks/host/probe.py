@@ -66,15 +66,23 @@ def num_cores() -> int:
 
 
 def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
-    """Accelerators that this process may use: NVIDIA's, else AMD's; empty without a driver."""
+    """Accelerators that this process may use: NVIDIA's, else AMD's; empty without a driver.
+
+    One that its driver counts and cannot open, such as a GPU that fell off the bus, is left out; the others keep their
+    indices.
+    """
     import pynvml  # noqa: PLC0415, 20 ms that most commands do without
+
+    from trainworks.host.nvml import ask  # noqa: PLC0415
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return _amd_accelerators()
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        count = range(pynvml.nvmlDeviceGetCount())
+        opened = [(index, ask(pynvml.nvmlDeviceGetHandleByIndex, index)) for index in count]
+        handles = {index: handle for index, handle in opened if handle is not None}
         found = [
             AcceleratorFacts(
                 index=index,
@@ -83,9 +91,9 @@ def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
                 compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
                 power_limit_w=_power_limit_w(handle),
             )
-            for index, handle in enumerate(handles)
+            for index, handle in handles.items()
         ]
-        return _visible(found, [pynvml.nvmlDeviceGetUUID(handle) for handle in handles])
+        return _visible(found, [pynvml.nvmlDeviceGetUUID(handle) for handle in handles.values()])
     finally:
         pynvml.nvmlShutdown()
 

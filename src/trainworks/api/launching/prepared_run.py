@@ -127,6 +127,7 @@ class PreparedRun:
             "run_id": run_dir.run_id,
             "commit": _commit_of(self.resolved.working_folder),
             "node_check": node_check,
+            "accelerator_check": () if "drain.accelerator" in self.backend.unsupported else (NODE_CHECK,),
             "observers": observers_of(self.resolved.run_file),
         }
         resolved = resolved.model_copy(update=update)

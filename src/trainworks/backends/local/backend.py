@@ -313,16 +313,16 @@ def node_status(
         names = [str(claim) for claim in others if claim.share.cores or set(claim.share.devices) & set(node.devices)]
         here += [(", ".join(names), one) for one in elsewhere]
     cores = sum(one.cores for _, one in here)
-    devices = sum(len(one.devices) for _, one in here)
-    out = sum(f"{node.name}:{device}" in drains for device in node.devices)
-    full = cores >= node.cores or (devices >= len(node.devices) - out and len(node.devices) > 0)
+    usable = [device for device in node.devices if f"{node.name}:{device}" not in drains]
+    devices = sum(device in usable for _, one in here for device in one.devices)
+    full = cores >= node.cores or (devices >= len(usable) and len(node.devices) > 0)
     return NodeStatus(
         name=node.name,
         state=("draining" if here else "drained") if drained else "taken" if full else "mixed" if here else "free",
         reason=drained or drained_text([node], drains) or None,
         cores=node.cores,
         cores_taken=cores,
-        accelerators=len(node.devices) - out,
+        accelerators=len(usable),
         accelerators_taken=devices,
         accelerator=node.accelerator,
         memory_bytes=node.memory_bytes,

@@ -9,6 +9,7 @@ from typing import Literal
 
 from trainworks.errors import UsageError
 from trainworks.host.ledger import Claim
+from trainworks.jobs.accelerator_names import drained_accelerator
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.queueing.fair_share import Rank
@@ -112,10 +113,9 @@ def drained_accelerators(
 
 def drained_text(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> str:
     """Accelerators out of service and why: `accelerator 2 is drained (XID 79)`; the node, too, where there are more."""
-    of = "" if len(machine) == 1 else " of {}"
-    named = [(node, device, drained.get(f"{node.name}:{device}")) for node in machine for device in node.devices]
-    texts = [f"accelerator {device}{of.format(node.name)} is drained ({why})" for node, device, why in named if why]
-    return ", ".join(texts)
+    names = [f"{node.name}:{device}" for node in machine for device in node.devices]
+    named = len(machine) > 1
+    return ", ".join(drained_accelerator(name, drained[name], names_node=named) for name in names if name in drained)
 
 
 def held_elsewhere(

@@ -1,0 +1,156 @@
+"""The accelerators that a job holds in a queue of this user, each of which is taken out of service alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trainworks.config.spec import Spec
+from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key
+from trainworks.jobs.accelerator_names import drained_accelerator
+from trainworks.jobs.environment import accelerators_per_node
+from trainworks.jobs.state import Cause
+from trainworks.jobs.store import open_store
+from trainworks.record.events.job import AcceleratorDrainedEvent, FailureReason, NodeCheckEvent
+from trainworks.record.events.log import Event
+from trainworks.record.processes import Processes
+from trainworks.record.run_dir import RunDir
+from trainworks.recover.accelerator_faults import blamed_failure
+
+
+@dataclass(frozen=True, slots=True)
+class HeldAccelerators:
+    """Accelerators of every node of a job, by their names in the queue (`box1:2`), in the order of its ranks.
+
+    `store_url` is that of the job store in which the queue finds what is out of service. Where the job `is_queued`, it
+    waits there for others if it leaves these.
+    """
+
+    store_url: str
+    names: Sequence[Sequence[str]]
+    is_queued: bool
+    spares: Sequence[str] = ()
+    """Other accelerators of the same machine that the job may take in their place, if no job holds them by then."""
+    ledger: MachineLedger | None = None
+    """Ledger of that machine; None without spares."""
+
+    def named_by(self, check: NodeCheckEvent, nodes: Iterable[int]) -> dict[str, str]:
+        """Accelerators of some nodes that the check of their machine finds at fault, each with what it says of it."""
+        broken = {str(one["index"]): one["message"] for one in check.get("accelerators", ())}
+        held = [(name, name.rpartition(":")[2]) for node in nodes for name in self.names[node]]
+        return {name: broken[index] for name, index in held if index in broken}
+
+    def at_fault(
+        self, node: int, checks: Iterable[NodeCheckEvent], events: Sequence[Event], ranks: range
+    ) -> dict[str, str]:
+        """Accelerators of a node, with these `ranks`, that clear evidence is against after a failure, by name.
+
+        It is clear if the driver says so of one, or if its rank, and no other, has failed on it again.
+        """
+        found = {name: text for check in checks for name, text in self.named_by(check, [node]).items()}
+        failure = blamed_failure(events)
+        rank = failure and failure["rank"]
+        if failure is not None and rank is not None and rank in ranks:
+            text = f"rank {rank} failed on it twice in a row, and no other rank: {failure['message']}"
+            found.setdefault(self.names[node][rank - ranks[0]], text)
+        return found
+
+    def nodes_of(self, names: Iterable[str]) -> list[int]:
+        """Numbers of the nodes that have some of these accelerators."""
+        wanted = set(names)
+        return [node for node, held in enumerate(self.names) if wanted.intersection(held)]
+
+    def are_in_service(self, node: int) -> bool:
+        """Whether no accelerator of a node is out of service now."""
+        with contextlib.closing(open_store(self.store_url)) as store:
+            return store.drains().keys().isdisjoint(self.names[node])
+
+    @property
+    def visible(self) -> str:
+        """All of them, as CUDA_VISIBLE_DEVICES of a machine."""
+        return ",".join(name.rpartition(":")[2] for names in self.names for name in names)
+
+    def has_spares(self) -> bool:
+        """Whether enough spares are free for those that are out of service."""
+        claims = self.ledger.claims() if self.ledger is not None else ()
+        return self._replacements(claims) is not None
+
+    def replaced(self, run_dir: RunDir) -> tuple[HeldAccelerators, int] | None:
+        """Claim a spare for each accelerator out of service, and return what the job then holds, with the open file of
+        the claim; None if too few are free.
+        """
+        chosen: dict[str, str] = {}
+
+        def choose(claims: Sequence[Claim]) -> Share | None:
+            found = self._replacements(claims)
+            chosen.update(found or {})
+            devices = tuple(int(name.rpartition(":")[2]) for name in chosen.values())
+            key = claim_key(run_dir.path.resolve())
+            return Share(run=run_dir.run_id, key=key, cores=0.0, devices=devices) if found else None
+
+        handle = self.ledger.claim(choose) if self.ledger is not None else None
+        if handle is None:
+            return None
+        names = [[chosen.get(name, name) for name in held] for held in self.names]
+        spares = [name for name in self.spares if name not in chosen.values()]
+        return replace(self, names=names, spares=spares), handle
+
+    def _replacements(self, claims: Iterable[Claim]) -> dict[str, str] | None:
+        """A spare for each accelerator out of service, where these claims hold others; None if too few are free."""
+        with contextlib.closing(open_store(self.store_url)) as store:
+            out = store.drains()
+        taken = {device for claim in claims for device in claim.share.devices}
+        free = [name for name in self.spares if name not in out and int(name.rpartition(":")[2]) not in taken]
+        wanted = [name for held in self.names for name in held if name in out]
+        return dict(zip(wanted, free, strict=False)) if 0 < len(wanted) <= len(free) else None
+
+    def take_out(self, evidence: Mapping[str, str], run_dir: RunDir, now: float) -> None:
+        """Take accelerators out of service, by name, each with its evidence; one that is out keeps its reason.
+
+        Raises:
+            EnvironmentProblem: the store of the queue cannot be written.
+        """
+        with contextlib.closing(open_store(self.store_url)) as store:
+            known = store.drains()
+            for name, reason in evidence.items():
+                if name not in known:
+                    store.drain(name, f"{reason}; run {run_dir.run_id}", now=now, uid=os.getuid())
+        for name, reason in evidence.items():
+            (node,) = self.nodes_of([name])
+            event = AcceleratorDrainedEvent(kind="accelerator_drained", node=node, accelerator=name, message=reason)
+            run_dir.note(event)
+
+
+HELD = "TRAINWORKS_HELD"
+"""Variable in which the supervisor of a run on this machine finds its `MachineShare`."""
+
+
+class MachineShare(Spec):
+    """Accelerators of one machine that a job holds, one after another for its nodes, and the store of their queue."""
+
+    store_url: str
+    accelerators: tuple[str, ...]
+    """Names in the queue, in the order in which the ranks see them."""
+    is_queued: bool
+    spares: tuple[str, ...] = ()
+    ledger: str | None = None
+    """Folder of the machine's ledger; None without spares."""
+
+    def held_by(self, processes: Processes) -> HeldAccelerators:
+        """The accelerators of each node of these processes."""
+        found = list[Sequence[str]]()
+        for group in processes.groups():
+            count, first = accelerators_per_node(group.processes), group.first_accelerator
+            found += [self.accelerators[first + place * count :][:count] for place in range(group.processes.nodes)]
+        ledger = MachineLedger(Path(self.ledger)) if self.ledger else None
+        return HeldAccelerators(self.store_url, found, self.is_queued, self.spares, ledger)
+
+
+def failure_of(cause: Cause, evidence: Mapping[str, str]) -> FailureReason:
+    """The failure of a job whose accelerators are out of service, by their names and the evidence."""
+    message = "; ".join(drained_accelerator(name, reason) for name, reason in evidence.items())
+    hint = f"once it is repaired: trainworks drain {next(iter(evidence))} --undo"
+    return FailureReason(cause=cause, message=message, hint=hint)
