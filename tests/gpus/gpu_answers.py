@@ -1,7 +1,8 @@
 """What NVIDIA's library says of GPUs that a file of JSON describes: the stand-in of tests whose processes have GPUs.
 
-TRAINWORKS_TEST_GPUS is a folder with `gpus.json`, a list with an object for each GPU: `lost`, `uncorrected` errors of
-memory and `slices`, UUIDs of its MIG instances. A program of the test may write the file while it runs.
+TRAINWORKS_TEST_GPUS is a folder with `gpus.json`, or a file with the name of each host that stands for another machine.
+It is a list with an object for each GPU: `lost`, `uncorrected` errors of memory and `slices`, UUIDs of its MIG
+instances. A program of the test may write it while it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ def answers(pynvml: ModuleType) -> dict[str, Callable[..., Any]]:
     """The functions of pynvml by name; those of a device that no GPU here has an answer for are not supported."""
 
     def gpus() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads((Path(os.environ["TRAINWORKS_TEST_GPUS"]) / "gpus.json").read_text())
+        names = map(os.environ.get, ("TRAINWORKS_SSH_HOST", "TRAINWORKS_TEST_HOST"))
+        file = Path(os.environ["TRAINWORKS_TEST_GPUS"]) / f"{next(filter(None, names), 'gpus')}.json"
+        found: list[dict[str, Any]] = json.loads(file.read_text())
         return found
 
     def refuse(*arguments: object) -> None:

@@ -34,11 +34,11 @@ class GpuMachine:
         for name, answer in answers(pynvml).items():
             monkeypatch.setattr(pynvml, name, answer)
 
-    def describe(self, *gpus: dict[str, Any]) -> None:
-        """What each GPU is like from now on."""
-        (self.folder / "gpus.json").write_text(json.dumps(gpus))
+    def describe(self, *gpus: dict[str, Any], host: str = "gpus") -> None:
+        """What each GPU is like from now on, on this machine or a host that stands for another."""
+        (self.folder / f"{host}.json").write_text(json.dumps(gpus))
 
-    def breaking(self, number: int, count: int) -> str:
+    def breaking(self, number: int, count: int, host: str = "gpus") -> str:
         """Shell line after which a GPU of `count` has uncorrected errors of memory."""
         gpus = [{"uncorrected": 3} if index == number else {} for index in range(count)]
-        return f"echo '{json.dumps(gpus)}' > {self.folder}/gpus.json"
+        return f"echo '{json.dumps(gpus)}' > {self.folder}/{host}.json"
