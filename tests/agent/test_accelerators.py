@@ -14,7 +14,7 @@ import trainworks
 from tests.gpus.machine import GpuMachine
 from trainworks.api.nodes import undrain
 from trainworks.api.run_handle import Run
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.jobs.state import JobState
 from trainworks.record.events.log import read_events
 
@@ -167,3 +167,16 @@ def test_a_check_before_the_job_takes_a_broken_accelerator_out_without_a_restart
         run = started("true", restarts=0, queued=queued, job={"health": True})
         assert run.wait() is JobState.SUCCEEDED, run.status
     assert seen(tmp_path) == ["1", "1"]
+
+
+@pytest.mark.parametrize("name", ["1", "GPU-10000000-test", "MIG-b"])
+def test_an_accelerator_is_named_by_number_or_uuid_and_a_mig_instance_stands_for_all_of_it(
+    machine: GpuMachine, started: Callable[..., Run], tmp_path: Path, name: str
+) -> None:
+    machine.describe({}, {"slices": ["MIG-a", "MIG-b"]})
+    trainworks.drain(f"{socket.gethostname()}:{name}", "by hand")
+    assert drained() == "accelerator 1 is drained (by hand)"
+    with pytest.raises(EnvironmentProblem, match="accelerator 1 is drained"):
+        started("true", gpus=2)
+    with pytest.raises(UsageError, match="has no accelerator `MIG-c`"):
+        trainworks.drain(f"{socket.gethostname()}:MIG-c", "by hand")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.gpus.machine import GpuMachine
 from trainworks.host import probe
 from trainworks.host.folders import cache_folder
 from trainworks.host.probe import command_host, num_cores, probe_accelerators, probe_host
@@ -73,6 +74,15 @@ def test_a_command_has_the_packages_of_trainworks_only_if_it_runs_in_the_same_py
 def test_hidden_accelerators_are_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert probe_accelerators() == ()
+
+
+def test_a_gpu_that_cannot_be_opened_is_left_out_and_the_others_keep_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = GpuMachine(tmp_path / "gpus", 0, monkeypatch)
+    machine.describe({}, {"lost": True}, {"slices": ["MIG-a", "MIG-b"]})
+    found = [(facts.index, facts.uuids) for facts in probe_accelerators()]
+    assert found == [(0, ("GPU-00000000-test",)), (2, ("GPU-20000000-test", "MIG-a", "MIG-b"))]
 
 
 @pytest.mark.gpu

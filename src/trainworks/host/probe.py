@@ -90,10 +90,11 @@ def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
                 memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
                 compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(handle),
                 power_limit_w=_power_limit_w(handle),
+                uuids=(pynvml.nvmlDeviceGetUUID(handle), *_slices(handle)),
             )
             for index, handle in handles.items()
         ]
-        return _visible(found, [pynvml.nvmlDeviceGetUUID(handle) for handle in handles.values()])
+        return _visible(found)
     finally:
         pynvml.nvmlShutdown()
 
@@ -119,14 +120,25 @@ def _power_limit_w(handle: Any) -> float | None:
     return None if milliwatts is None else milliwatts / 1e3
 
 
-def _visible(found: list[AcceleratorFacts], uuids: list[str]) -> tuple[AcceleratorFacts, ...]:
+def _slices(handle: Any) -> list[str]:
+    """UUIDs of the MIG instances of a GPU."""
+    import pynvml  # noqa: PLC0415
+
+    from trainworks.host.nvml import ask  # noqa: PLC0415
+
+    places = range(ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+    found = [ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places]
+    return [pynvml.nvmlDeviceGetUUID(each) for each in found if each is not None]
+
+
+def _visible(found: list[AcceleratorFacts]) -> tuple[AcceleratorFacts, ...]:
     """Apply the rule of CUDA: names up to the first unknown one, by index or by UUID prefix."""
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
         return tuple(found)
     visible: list[AcceleratorFacts] = []
     for name in (part.strip() for part in wanted.split(",")):
-        match = [facts for facts, uuid in zip(found, uuids, strict=True) if _is_device(name, facts.index, uuid)]
+        match = [facts for facts in found if _is_device(name, facts.index, facts.uuids[0])]
         if not match:
             break
         visible.append(match[0])

@@ -17,6 +17,8 @@ class AcceleratorFacts(Spec):
     """Compute capability of NVIDIA accelerators: 8.0 Ampere, 8.9 Ada, 9.0 Hopper; None in records of older versions."""
     power_limit_w: float | None = None
     """Enforced power limit; None where the driver does not report it."""
+    uuids: tuple[str, ...] = ()
+    """UUID, and those of its MIG instances; empty for AMD, and in records of older versions."""
 
 
 class HostFacts(Spec):

@@ -191,14 +191,17 @@ class DispatchedBackend(Backend):
         Raises:
             UsageError: there is none.
         """
-        names, (name, separator, index) = self.node_names, node.partition(":")
+        names = self.node_names
+        if node in names:  # a host of ssh may have a port
+            return node
+        name, _, accelerator = node.rpartition(":")
         if name not in names:
-            raise UsageError(f"no node `{name}`", hint=f"known nodes: {', '.join(names)}")
-        known = self.node_named(name).devices if separator else ()
-        if separator and (not index.isdecimal() or int(index) not in known):
-            has = f"its accelerators: {', '.join(map(str, known))}" if known else "it has none"
-            raise UsageError(f"`{name}` has no accelerator `{index}`", hint=has)
-        return f"{name}:{int(index)}" if separator else name
+            raise UsageError(f"no node `{name or node}`", hint=f"known nodes: {', '.join(names)}")
+        found = self.node_named(name)
+        if (device := found.device_named(accelerator)) is None:
+            has = f"its accelerators: {', '.join(map(str, found.devices))}" if found.devices else "it has none"
+            raise UsageError(f"`{name}` has no accelerator `{accelerator}`", hint=has)
+        return f"{name}:{device}"
 
     @abc.abstractmethod
     def node_named(self, name: str) -> LocalNode:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trainworks.errors import UsageError
@@ -36,6 +36,13 @@ class LocalNode:
     memory_bytes: int
     down: str | None = None
     """Why it takes no jobs: another machine that does not answer."""
+    uuids: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """UUIDs of each accelerator and of its MIG instances, where its driver has some."""
+
+    def device_named(self, name: str) -> int | None:
+        """Index of an accelerator by its index or UUID, or by the UUID of a MIG instance of it; None without one."""
+        known = [device for device in self.devices if name in (str(device), *self.uuids.get(device, ()))]
+        return known[0] if known else None
 
 
 def local_nodes(host: HostFacts) -> list[LocalNode]:
@@ -56,6 +63,7 @@ def local_nodes(host: HostFacts) -> list[LocalNode]:
             devices=tuple(facts.index for facts in host.accelerators[index * each : (index + 1) * each]),
             accelerator=host.accelerators[0].name if each else None,
             memory_bytes=host.memory_bytes // count,
+            uuids={facts.index: facts.uuids for facts in host.accelerators},
         )
         for index in range(count)
     ]
