@@ -11,7 +11,7 @@ import pytest
 
 from tests.fakes import FakeClock, FakeNodes, Life, job, metrics_row, processes
 from trainworks.agent.accelerators import MachineShare
-from trainworks.agent.node_agents import ThisMachine
+from trainworks.agent.node_agents import OwnProcesses, ThisMachine
 from trainworks.agent.supervisor import Supervisor
 from trainworks.config.layout import ResolvedLayout
 from trainworks.jobs.store import open_store
@@ -178,17 +178,30 @@ TWICE = [BEGINS, MET, fault(10), BEGINS, fault(15)]
 """What the record has of two starts that the accelerator of rank 1 ended."""
 
 
-class JobOnAccelerators(Job):
-    """A job on two fake nodes of one machine with an accelerator each, from the queue or a terminal."""
+class OtherNodes(OwnProcesses):
+    """Nodes of a scheduler that takes no accelerator out of service alone, and gives the job other nodes."""
 
-    def __init__(self, folder: Path, resolved: ResolvedRun, *lives: list[Life], is_queued: bool) -> None:
+    are_here = False
+    can_be_replaced = True
+    addresses = ("node7", "node8")
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        return ["true"]
+
+
+class JobOnAccelerators(Job):
+    """A job on two fake nodes with an accelerator each: of one machine, from its queue or a terminal, or of others."""
+
+    def __init__(
+        self, folder: Path, resolved: ResolvedRun, *lives: list[Life], is_queued: bool = True, others: bool = False
+    ) -> None:
         on_gpus = {"device": "cuda", "accelerators_per_node": 0}
         processes = resolved.processes.model_copy(update=on_gpus)
         resolved = resolved.model_copy(update={"processes": processes, "accelerator_check": ("no.such.module",)})
         super().__init__(folder, resolved, *lives)
         self.url = f"sqlite:///{folder / 'jobs.db'}"
         share = MachineShare(store_url=self.url, accelerators=("box:0", "box:1"), is_queued=is_queued)
-        hosts = ThisMachine(2, share.held_by(resolved.processes))
+        hosts = OtherNodes() if others else ThisMachine(2, share.held_by(resolved.processes))
         self.supervisor = Supervisor(self.run_dir, resolved, self.nodes, self.clock, hosts)
 
     @property
@@ -234,6 +247,22 @@ def test_a_job_goes_on_without_the_node_of_a_broken_accelerator_until_that_is_ba
     told = run.run()
     assert [event.get("action") or event["nodes"] for event in told] == ["continue on fewer nodes", 1, 2]
     assert (run.state, waited) == ("SUCCEEDED", [1])
+
+
+@pytest.mark.parametrize(
+    ("restarts", "cause", "action"),
+    [(3, "node_unhealthy", "restart without the bad accelerator"), (0, "gpu_fault", "stop")],
+)
+def test_a_job_leaves_the_node_of_an_accelerator_that_cannot_be_taken_out_alone(
+    run_dir: RunDir, restarts: int, cause: str, action: str
+) -> None:
+    rigid = elastic(max_restarts=restarts).model_copy(update={"fewer": ()})
+    run = JobOnAccelerators(run_dir.path, rigid, [Life(0, 90.0, says=TWICE)], [Life(74, 5.0)], others=True)
+    assert [event["action"] for event in run.run()] == [action]
+    assert (run.state, run.run_dir.read_status().cause, run.drained) == ("FAILED", cause, {})
+    (left,) = [event for event in read_events(run.run_dir.events_file) if event["kind"] == "nodes_unhealthy"]
+    assert left["nodes"] == [1]
+    assert "rank 1 failed on it twice in a row, and no other rank: ECC error" in left["message"]
 
 
 def test_one_failure_of_an_accelerator_takes_none_out(run_dir: RunDir) -> None:

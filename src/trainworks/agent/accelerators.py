@@ -14,7 +14,7 @@ from trainworks.jobs.accelerator_names import drained_accelerator
 from trainworks.jobs.environment import accelerators_per_node
 from trainworks.jobs.state import Cause
 from trainworks.jobs.store import open_store
-from trainworks.record.events.job import AcceleratorDrainedEvent, FailureReason, NodeCheckEvent
+from trainworks.record.events.job import AcceleratorDrainedEvent, BrokenAccelerator, FailureReason, NodeCheckEvent
 from trainworks.record.events.log import Event
 from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
@@ -37,26 +37,15 @@ class HeldAccelerators:
     ledger: MachineLedger | None = None
     """Ledger of that machine; None without spares."""
 
-    def named_by(self, check: NodeCheckEvent, nodes: Iterable[int]) -> dict[str, str]:
-        """Accelerators of some nodes that the check of their machine finds at fault, each with what it says of it."""
-        broken = {str(one["index"]): one["message"] for one in check.get("accelerators", ())}
+    def named_by(self, checks: Iterable[NodeCheckEvent], nodes: Iterable[int]) -> dict[str, str]:
+        """Accelerators of some nodes that checks of their machine find at fault, each with what they say of it."""
+        broken = {str(one["index"]): one["message"] for check in checks for one in check.get("accelerators", ())}
         held = [(name, name.rpartition(":")[2]) for node in nodes for name in self.names[node]]
         return {name: broken[index] for name, index in held if index in broken}
 
-    def at_fault(
-        self, node: int, checks: Iterable[NodeCheckEvent], events: Sequence[Event], ranks: range
-    ) -> dict[str, str]:
-        """Accelerators of a node, with these `ranks`, that clear evidence is against after a failure, by name.
-
-        It is clear if the driver says so of one, or if its rank, and no other, has failed on it again.
-        """
-        found = {name: text for check in checks for name, text in self.named_by(check, [node]).items()}
-        failure = blamed_failure(events)
-        rank = failure and failure["rank"]
-        if failure is not None and rank is not None and rank in ranks:
-            text = f"rank {rank} failed on it twice in a row, and no other rank: {failure['message']}"
-            found.setdefault(self.names[node][rank - ranks[0]], text)
-        return found
+    def indices_of(self, node: int) -> list[int]:
+        """Numbers by which the driver of a node counts its accelerators, in the order of its ranks."""
+        return [int(name.rpartition(":")[2]) for name in self.names[node]]
 
     def nodes_of(self, names: Iterable[str]) -> list[int]:
         """Numbers of the nodes that have some of these accelerators."""
@@ -71,7 +60,7 @@ class HeldAccelerators:
     @property
     def visible(self) -> str:
         """All of them, as CUDA_VISIBLE_DEVICES of a machine."""
-        return ",".join(name.rpartition(":")[2] for names in self.names for name in names)
+        return ",".join(str(index) for node in range(len(self.names)) for index in self.indices_of(node))
 
     def has_spares(self) -> bool:
         """Whether enough spares are free for those that are out of service."""
@@ -147,6 +136,27 @@ class MachineShare(Spec):
             found += [self.accelerators[first + place * count :][:count] for place in range(group.processes.nodes)]
         ledger = MachineLedger(Path(self.ledger)) if self.ledger else None
         return HeldAccelerators(self.store_url, found, self.is_queued, self.spares, ledger)
+
+
+def evidence_of(
+    node: int, checks: Iterable[NodeCheckEvent], events: Sequence[Event], ranks: range, indices: Sequence[int]
+) -> list[NodeCheckEvent]:
+    """Clear evidence against accelerators of a node after a failure; empty without any.
+
+    It is clear if a check of the node names one, or if the accelerator of one of its `ranks`, and no other, has failed
+    again. `indices` are those of the accelerators in the order of the ranks, where they are known.
+    """
+    found = [check for check in checks if check.get("accelerators")]
+    failure = blamed_failure(events)
+    rank = failure and failure["rank"]
+    if not found and failure is not None and rank is not None and rank in ranks:
+        text = f"rank {rank} failed on it twice in a row, and no other rank: {failure['message']}"
+        hint = "look for its cause: trainworks health"
+        event = NodeCheckEvent(kind="node_check", node=node, message=f"an accelerator is at fault: {text}", hint=hint)
+        if indices:
+            event["accelerators"] = [BrokenAccelerator(index=indices[rank - ranks[0]], message=text)]
+        found.append(event)
+    return found
 
 
 def failure_of(cause: Cause, evidence: Mapping[str, str]) -> FailureReason:

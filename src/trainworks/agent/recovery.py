@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trainworks.agent.accelerators import failure_of
+from trainworks.agent.accelerators import evidence_of, failure_of
 from trainworks.agent.node_agents import Hosts, Nodes, SomeHosts
 from trainworks.agent.observers import running_observers
 from trainworks.agent.watches import AnchorWatch, StragglerWatch
@@ -19,7 +19,6 @@ from trainworks.host.clock import Clock
 from trainworks.host.node_check import accelerator_command, check_command, run_checks
 from trainworks.jobs.state import Cause
 from trainworks.record.events.job import (
-    AgentStartedEvent,
     DecisionEvent,
     FailureReason,
     NodeCheckEvent,
@@ -28,7 +27,7 @@ from trainworks.record.events.job import (
     RestartEvent,
 )
 from trainworks.record.events.log import Event, of_kind, read_events
-from trainworks.record.events.training import AttemptEvent, CheckpointEvent
+from trainworks.record.events.training import CheckpointEvent
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -51,6 +50,7 @@ from trainworks.recover.restarts import (
     RestartLimit,
     backoff_s,
     may_restart,
+    restart_time_s,
     role_backoff_s,
     role_restarts,
 )
@@ -63,8 +63,6 @@ _LOOK_S = 0.05
 _FIRST_PROBE_S = 10.0
 _LONGEST_PROBE_S = 600.0
 """Times between two looks at nodes that are missing; each is twice as long as the one before."""
-_USUAL_RESTART_S = 60.0
-"""Time of a restart before the record shows one: an assumption."""
 
 
 @dataclass(eq=False)
@@ -287,7 +285,7 @@ class Recovery:
             has_restart=is_free or self._may(AGENT_RESTART | {"node": node if self._now.is_workload else None}),
             other_nodes=self.hosts.can_be_replaced,
             fewer_nodes=may_shrink and self._fewer_pay(node, slow_step_s),
-            other_accelerators=held is not None and (held.is_queued or held.has_spares()),
+            other_accelerators=self.hosts.can_be_replaced if held is None else held.is_queued or held.has_spares(),
         )
         decision = decide(Verdict.RESTART, standing, options)
         self.run_dir.note(DecisionEvent(kind="decision", node=node, action=decision.action, message=decision.reason))
@@ -310,7 +308,7 @@ class Recovery:
             fewer_step_s=fewer.plan.step_time.total_s,
             steps_left=self._now.plan.num_steps - saved,
             repair_s=self.resolved.run_file.recover.repair,
-            restart_s=_restart_s(events),
+            restart_s=restart_time_s(events),
         )
         return going_on_pays(missing)
 
@@ -351,7 +349,7 @@ class Recovery:
                 unfit.append(event)
             else:
                 place = event["node"] if places is None else places[event["node"]]
-                out |= held.named_by(event, range(len(held.names)) if self.hosts.are_here else [place])
+                out |= held.named_by([event], range(len(held.names)) if self.hosts.are_here else [place])
         failure = self._take_out(Cause.NODE_UNHEALTHY, out)
         if not unfit:
             return failure
@@ -363,10 +361,12 @@ class Recovery:
         return FailureReason(cause=Cause.NODE_UNHEALTHY, message=message, hint=unfit[0]["hint"])
 
     def _blame(self, node: int, exit_code: int) -> FailureReason | None:
-        """Take the accelerator out of service that a failure on a node is the fault of; None without clear evidence."""
-        held, events, checks = self.hosts.accelerators, self._events(), list[NodeCheckEvent]()
-        failure, is_gone = first_failure(events), exit_code < 0 or self.nodes.loses_node(exit_code)
-        if held is None or is_gone or failure is None or failure["node"] != node:
+        """Take an accelerator of a node out of service, or else the node, that a failure was clearly the fault of."""
+        held, place, events = self.hosts.accelerators, self._places[node], self._events()
+        failure, checks = first_failure(events), list[NodeCheckEvent]()
+        is_gone = exit_code < 0 or self.nodes.loses_node(exit_code)
+        can_act = bool(self._now.accelerator_check) and (held is not None or self.hosts.can_be_replaced)
+        if not can_act or is_gone or failure is None or failure["node"] != node:
             return None
         if self._now.is_workload and exit_code == ExitCode.NODE_UNHEALTHY:  # the agent has looked
             checks = [event for event in of_kind(events, NodeCheckEvent) if event["node"] == node][-1:]
@@ -375,7 +375,12 @@ class Recovery:
             command = program and SomeHosts(self.hosts, self._places).command(node, program)
             checks = run_checks(self.run_dir, {node: command} if command else {}, self.clock, self.is_stopping)
         ranks = self._now.processes.group_of(node).ranks_of(node)
-        return self._take_out(Cause.GPU_FAULT, held.at_fault(self._places[node], checks, events, ranks))
+        evidence = evidence_of(node, checks, events, ranks, held.indices_of(place) if held else ())
+        if held is not None:
+            return self._take_out(Cause.GPU_FAULT, held.named_by(evidence, [place]))
+        unfit = self._note_unfit(evidence, self._places)
+        self._lacking = [place] if unfit is not None else []
+        return unfit
 
     def _take_out(self, cause: Cause, evidence: Mapping[str, str]) -> FailureReason | None:
         """Take accelerators of the job out of service, by name; returns the failure of a job that has them."""
@@ -397,6 +402,8 @@ class Recovery:
         if decision.action is Action.SMALLER:
             self.unfit = None
             return self._resize(self._remaining_nodes(lacking[0]), decision.reason)
+        if self.hosts.accelerators is None and decision.action is Action.STOP:
+            self.unfit = None  # its scheduler would start the job again for that
         return decision.action is Action.OTHER_ACCELERATOR and self._replace_accelerators(begins=begins)
 
     def _replace_accelerators(self, *, begins: bool) -> bool:
@@ -415,10 +422,3 @@ class Recovery:
             self.run_dir.note(AGENT_RESTART)
             self.nodes.resize(self._now, self._places)
         return True
-
-
-def _restart_s(events: Sequence[Event]) -> float:
-    """Longest time from the start of an agent until all ranks met, in this run."""
-    started = [event["t"] for event in of_kind(events, AgentStartedEvent)]
-    met = [event["t"] for event in of_kind(events, AttemptEvent)]
-    return met[0] - started[0] if started and met else _USUAL_RESTART_S

@@ -31,7 +31,7 @@ def check_command(run_dir: RunDir, resolved: ResolvedRun, node: int) -> list[str
 
 def accelerator_command(run_dir: RunDir, resolved: ResolvedRun, node: int) -> list[str] | None:
     """The program that looks at the accelerators of a node, for faults since the job got its nodes; exit code 0 if it
-    blames none. None for a run without accelerators, and where the backend takes no single ones out of service.
+    blames none. None for a run without accelerators, and where its backend could not leave one out.
     """
     if not resolved.accelerator_check or resolved.processes.device != "cuda":
         return None

@@ -228,8 +228,8 @@ class ResolvedRun(Result, Spec):
     node_check: tuple[str, ...] = ()
     """Module and arguments to run on every node before the ranks start, if `job.health` asks for it."""
     accelerator_check: tuple[str, ...] = ()
-    """Module and arguments to run on a node after a failure on its accelerators, of which the backend can take single
-    ones out of service."""
+    """Module and arguments to run on a node after a failure on its accelerators, if its backend can leave one out: take
+    it out of service alone, or give the job other nodes."""
     observers: tuple[tuple[str, str], ...] = ()
     """Module and name of each process that reports the run, to a tracker or by messages; see `track` and `notify`."""
 

@@ -13,9 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainworks.record.events.job import AgentLostEvent, FailureEvent, RestartEvent, StateEvent, SubmittedEvent
+from trainworks.record.events.job import (
+    AgentLostEvent,
+    AgentStartedEvent,
+    FailureEvent,
+    RestartEvent,
+    StateEvent,
+    SubmittedEvent,
+)
 from trainworks.record.events.log import Event, of_kind
-from trainworks.record.events.training import RanksStartedEvent
+from trainworks.record.events.training import AttemptEvent, RanksStartedEvent
 from trainworks.recover.failures import first_failure, latest_launch_events
 
 if TYPE_CHECKING:
@@ -37,6 +44,8 @@ NEXT_TURN = SubmittedEvent(kind="submitted", nodes=0, processes_per_node=0, rest
 
 LONGEST_BACKOFF_S = 300.0
 """Longest wait before a restart."""
+_USUAL_RESTART_S = 60.0
+"""Time of a restart before the record shows one: an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +187,13 @@ def backoff_s(events: Sequence[Event], limit: RestartLimit) -> float:
     saved = max((number + 1 for number, event in enumerate(launch) if event["kind"] == "checkpoint"), default=0)
     fruitless = restarts_used(launch) - restarts_used(launch[:saved])
     return min(LONGEST_BACKOFF_S, limit.backoff_s * 2.0 ** min(fruitless - 1, 30)) if fruitless > 0 else 0.0
+
+
+def restart_time_s(events: Sequence[Event]) -> float:
+    """Time from the start of the first agent until all ranks met, in this run; an assumption before they have."""
+    started = [event["t"] for event in of_kind(events, AgentStartedEvent)]
+    met = [event["t"] for event in of_kind(events, AttemptEvent)]
+    return met[0] - started[0] if started and met else _USUAL_RESTART_S
 
 
 def record_waits(events: Sequence[Event]) -> bool:

@@ -96,7 +96,7 @@ class LostGpu:
 
     error: str
     index: int | None = None
-    """None for AMD, whose GPUs are counted once they are driven."""
+    """None for one that this process may not open, and for AMD, whose GPUs are counted once they are driven."""
 
     def __str__(self) -> str:
         return self.error
@@ -141,7 +141,8 @@ def _open(nvml: Any, index: int) -> Gpu | LostGpu:
     try:
         return _read_gpu(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError as error:
-        return LostGpu(f"GPU {index} does not answer: {error}", index)
+        is_hidden = error.value == pynvml.NVML_ERROR_NO_PERMISSION  # of another job, by the cgroup of this one
+        return LostGpu(f"GPU {index} does not answer: {error}", None if is_hidden else index)
 
 
 def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
