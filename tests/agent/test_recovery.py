@@ -179,11 +179,14 @@ TWICE = [BEGINS, MET, fault(10), BEGINS, fault(15)]
 
 
 class OtherNodes(OwnProcesses):
-    """Nodes of a scheduler that takes no accelerator out of service alone, and gives the job other nodes."""
+    """Nodes of a scheduler that takes no accelerator out of service alone, and gives the job other nodes, or pods."""
 
     are_here = False
-    can_be_replaced = True
     addresses = ("node7", "node8")
+
+    def __init__(self, *, gets_new_pods: bool) -> None:
+        self.gets_new_pods = gets_new_pods
+        self.can_be_replaced = not gets_new_pods
 
     def command(self, node: int, command: list[str]) -> list[str]:
         return ["true"]
@@ -193,7 +196,7 @@ class JobOnAccelerators(Job):
     """A job on two fake nodes with an accelerator each: of one machine, from its queue or a terminal, or of others."""
 
     def __init__(
-        self, folder: Path, resolved: ResolvedRun, *lives: list[Life], is_queued: bool = True, others: bool = False
+        self, folder: Path, resolved: ResolvedRun, *lives: list[Life], is_queued: bool = True, others: str = ""
     ) -> None:
         on_gpus = {"device": "cuda", "accelerators_per_node": 0}
         processes = resolved.processes.model_copy(update=on_gpus)
@@ -201,7 +204,8 @@ class JobOnAccelerators(Job):
         super().__init__(folder, resolved, *lives)
         self.url = f"sqlite:///{folder / 'jobs.db'}"
         share = MachineShare(store_url=self.url, accelerators=("box:0", "box:1"), is_queued=is_queued)
-        hosts = OtherNodes() if others else ThisMachine(2, share.held_by(resolved.processes))
+        here = ThisMachine(2, share.held_by(resolved.processes))
+        hosts = OtherNodes(gets_new_pods=others == "pods") if others else here
         self.supervisor = Supervisor(self.run_dir, resolved, self.nodes, self.clock, hosts)
 
     @property
@@ -250,14 +254,19 @@ def test_a_job_goes_on_without_the_node_of_a_broken_accelerator_until_that_is_ba
 
 
 @pytest.mark.parametrize(
-    ("restarts", "cause", "action"),
-    [(3, "node_unhealthy", "restart without the bad accelerator"), (0, "gpu_fault", "stop")],
+    ("restarts", "others", "cause", "action"),
+    [
+        (3, "nodes", "node_unhealthy", "restart without the bad accelerator"),
+        (3, "pods", "gpu_fault", "restart without the bad accelerator"),
+        (0, "nodes", "gpu_fault", "stop"),
+        (0, "pods", "gpu_fault", "stop"),
+    ],
 )
 def test_a_job_leaves_the_node_of_an_accelerator_that_cannot_be_taken_out_alone(
-    run_dir: RunDir, restarts: int, cause: str, action: str
+    run_dir: RunDir, restarts: int, others: str, cause: str, action: str
 ) -> None:
     rigid = elastic(max_restarts=restarts).model_copy(update={"fewer": ()})
-    run = JobOnAccelerators(run_dir.path, rigid, [Life(0, 90.0, says=TWICE)], [Life(74, 5.0)], others=True)
+    run = JobOnAccelerators(run_dir.path, rigid, [Life(0, 90.0, says=TWICE)], [Life(74, 5.0)], others=others)
     assert [event["action"] for event in run.run()] == [action]
     assert (run.state, run.run_dir.read_status().cause, run.drained) == ("FAILED", cause, {})
     (left,) = [event for event in read_events(run.run_dir.events_file) if event["kind"] == "nodes_unhealthy"]

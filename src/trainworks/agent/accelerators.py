@@ -62,10 +62,10 @@ class HeldAccelerators:
         """All of them, as CUDA_VISIBLE_DEVICES of a machine."""
         return ",".join(str(index) for node in range(len(self.names)) for index in self.indices_of(node))
 
-    def has_spares(self) -> bool:
-        """Whether enough spares are free for those that are out of service."""
+    def can_be_replaced(self) -> bool:
+        """Whether the queue of the job gives it others, or enough spares are free for those that are out of service."""
         claims = self.ledger.claims() if self.ledger is not None else ()
-        return self._replacements(claims) is not None
+        return self.is_queued or self._replacements(claims) is not None
 
     def replaced(self, run_dir: RunDir) -> tuple[HeldAccelerators, int] | None:
         """Claim a spare for each accelerator out of service, and return what the job then holds, with the open file of

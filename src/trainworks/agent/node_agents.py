@@ -36,6 +36,8 @@ class Hosts(Protocol):
     """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
     can_be_replaced: bool
     """Whether the backend gives the job other nodes if it leaves with `Cause.NODE_UNHEALTHY`."""
+    gets_new_pods: bool
+    """Whether the backend gives the job new pods, and accelerators with them, if it leaves with `Cause.GPU_FAULT`."""
     accelerators: HeldAccelerators | None
     """Those of the nodes, where the backend takes single ones out of service; None elsewhere, and without any."""
 
@@ -68,7 +70,7 @@ class Hosts(Protocol):
 class OwnProcesses:
     """Hosts whose agents, or processes that stand for them, are started by the supervisor itself."""
 
-    can_be_replaced = False
+    can_be_replaced = gets_new_pods = False
     accelerators: HeldAccelerators | None = None
 
     def killed_by(self, exit_code: int) -> int | None:
@@ -117,6 +119,7 @@ class SomeHosts:
         self._places = places
         self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
         self.are_here, self.can_be_replaced = hosts.are_here, hosts.can_be_replaced
+        self.gets_new_pods = hosts.gets_new_pods
         self.killed_by, self.ask_to_stop, self.free_ports = hosts.killed_by, hosts.ask_to_stop, hosts.free_ports
         self.lost_part, self.kill, self.accelerators = hosts.lost_part, hosts.kill, hosts.accelerators
 

@@ -280,12 +280,12 @@ class Recovery:
         is_free: bool = False,
         may_shrink: bool = True,
     ) -> RecoveryDecision:
-        held = self.hosts.accelerators
+        held, hosts = self.hosts.accelerators, self.hosts
         options = Options(
             has_restart=is_free or self._may(AGENT_RESTART | {"node": node if self._now.is_workload else None}),
-            other_nodes=self.hosts.can_be_replaced,
+            other_nodes=hosts.can_be_replaced,
             fewer_nodes=may_shrink and self._fewer_pay(node, slow_step_s),
-            other_accelerators=self.hosts.can_be_replaced if held is None else held.is_queued or held.has_spares(),
+            other_accelerators=held.can_be_replaced() if held else hosts.can_be_replaced or hosts.gets_new_pods,
         )
         decision = decide(Verdict.RESTART, standing, options)
         self.run_dir.note(DecisionEvent(kind="decision", node=node, action=decision.action, message=decision.reason))
@@ -365,8 +365,8 @@ class Recovery:
         held, place, events = self.hosts.accelerators, self._places[node], self._events()
         failure, checks = first_failure(events), list[NodeCheckEvent]()
         is_gone = exit_code < 0 or self.nodes.loses_node(exit_code)
-        can_act = bool(self._now.accelerator_check) and (held is not None or self.hosts.can_be_replaced)
-        if not can_act or is_gone or failure is None or failure["node"] != node:
+        gets_others = held is not None or self.hosts.can_be_replaced or self.hosts.gets_new_pods
+        if not (gets_others and self._now.accelerator_check) or is_gone or failure is None or failure["node"] != node:
             return None
         if self._now.is_workload and exit_code == ExitCode.NODE_UNHEALTHY:  # the agent has looked
             checks = [event for event in of_kind(events, NodeCheckEvent) if event["node"] == node][-1:]
@@ -380,7 +380,7 @@ class Recovery:
             return self._take_out(Cause.GPU_FAULT, held.named_by(evidence, [place]))
         unfit = self._note_unfit(evidence, self._places)
         self._lacking = [place] if unfit is not None else []
-        return unfit
+        return unfit | {"cause": Cause.GPU_FAULT} if unfit is not None and self.hosts.gets_new_pods else unfit
 
     def _take_out(self, cause: Cause, evidence: Mapping[str, str]) -> FailureReason | None:
         """Take accelerators of the job out of service, by name; returns the failure of a job that has them."""

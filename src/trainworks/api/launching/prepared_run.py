@@ -116,8 +116,8 @@ class PreparedRun:
 
     @property
     def _can_leave_accelerators_out(self) -> bool:
-        """Whether the backend takes single ones out of service; Slurm gives a job other nodes, with all of theirs."""
-        return "drain.accelerator" not in self.backend.unsupported or self.backend.name == "slurm"
+        """Whether the backend takes single ones out of service, or gives the job other nodes, or new pods."""
+        return "drain.accelerator" not in self.backend.unsupported or self.backend.name in ("slurm", "kubernetes")
 
     def write_run_dir(self, *, notify: Notify = warn) -> tuple[RunDir, ResolvedRun]:
         """Make the run directory, and return it with the resolved run that it now holds."""
