@@ -59,8 +59,8 @@ class SlurmBackend(Backend):
     name: ClassVar[str] = "slurm"
     unsupported: ClassVar[frozenset[Capability]] = frozenset({"drain.accelerator"})
     without_accelerator: ClassVar[str] = (
-        "an administrator lowers `Gres` of the node in slurm.conf, leaves the device out of `File` in gres.conf, and "
-        "restarts slurmctld and its slurmd"
+        "once it is drained, an administrator lowers its `Gres` in slurm.conf, leaves the device out of `File` in "
+        "gres.conf, and restarts slurmctld and its slurmd"
     )
 
     def __init__(
