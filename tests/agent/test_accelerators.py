@@ -17,6 +17,7 @@ from trainworks.api.run_handle import Run
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.jobs.state import JobState
 from trainworks.record.events.log import read_events
+from trainworks.recover.restarts import lives_of
 
 PATIENCE_S = 120.0
 ECC = "gpu-ecc-errors: GPU 0 has 3 uncorrected errors"
@@ -94,6 +95,10 @@ def test_a_run_takes_another_accelerator_of_the_machine_in_place_of_one_that_bro
     assert (out["node"], out["accelerator"].rpartition(":")[2], out["message"]) == (0, "0", ECC)
     assert [one["action"] for one in events(run, "decision")] == ["restart without the bad accelerator"]
     assert drained() == f"accelerator 0 is drained ({ECC}; run t-1)"
+    second = lives_of(read_events(run.run_dir.events_file))[-1]
+    name = out["accelerator"]
+    assert (second.cause, second.part) == ("gpu_fault", f"accelerator {name}")
+    assert second.message == f"accelerator 0 of {name.rpartition(':')[0]} is drained ({ECC})"
 
 
 def test_a_run_without_another_accelerator_ends_and_says_which_one_broke(

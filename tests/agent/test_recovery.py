@@ -274,6 +274,14 @@ def test_a_job_leaves_the_node_of_an_accelerator_that_cannot_be_taken_out_alone(
     assert "rank 1 failed on it twice in a row, and no other rank: ECC error" in left["message"]
 
 
+def test_a_job_whose_store_does_not_answer_starts_again_where_it_is(run_dir: RunDir) -> None:
+    first, second = [Life(0, 90.0, says=TWICE)], [REFUSES, Life(0, says=[MET, FINISHED])]
+    run = JobOnAccelerators(run_dir.path, elastic().model_copy(update={"fewer": ()}), first, second)
+    (run_dir.path / "jobs.db").mkdir()
+    assert [event["action"] for event in run.run()] == ["restart in place"]
+    assert run.state == "SUCCEEDED"
+
+
 def test_one_failure_of_an_accelerator_takes_none_out(run_dir: RunDir) -> None:
     first, second = [Life(0, 100.0, says=[BEGINS, MET, fault(10)])], [Life(74, 5.0)]
     run = JobOnAccelerators(run_dir.path, elastic(), first, second, is_queued=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trainworks.config.spec import Spec
+from trainworks.errors import TrainworksError
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key
 from trainworks.jobs.accelerator_names import drained_accelerator
 from trainworks.jobs.environment import accelerators_per_node
@@ -19,6 +21,8 @@ from trainworks.record.events.log import Event
 from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.accelerator_faults import blamed_failure
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,9 @@ class HeldAccelerators:
         return [node for node, held in enumerate(self.names) if wanted.intersection(held)]
 
     def are_in_service(self, node: int) -> bool:
-        """Whether no accelerator of a node is out of service now."""
-        with contextlib.closing(open_store(self.store_url)) as store:
-            return store.drains().keys().isdisjoint(self.names[node])
+        """Whether every accelerator of a node is in service now; False where the store does not say so."""
+        out = self._drained()
+        return out is not None and out.keys().isdisjoint(self.names[node])
 
     @property
     def visible(self) -> str:
@@ -89,28 +93,38 @@ class HeldAccelerators:
 
     def _replacements(self, claims: Iterable[Claim]) -> dict[str, str] | None:
         """A spare for each accelerator out of service, where these claims hold others; None if too few are free."""
-        with contextlib.closing(open_store(self.store_url)) as store:
-            out = store.drains()
+        if (out := self._drained()) is None:
+            return None
         taken = {device for claim in claims for device in claim.share.devices}
         free = [name for name in self.spares if name not in out and int(name.rpartition(":")[2]) not in taken]
         wanted = [name for held in self.names for name in held if name in out]
         return dict(zip(wanted, free, strict=False)) if 0 < len(wanted) <= len(free) else None
 
-    def take_out(self, evidence: Mapping[str, str], run_dir: RunDir, now: float) -> None:
+    def _drained(self) -> Mapping[str, object] | None:
+        """Nodes and accelerators that are drained, by name; None if the store does not answer."""
+        with contextlib.suppress(TrainworksError), contextlib.closing(open_store(self.store_url)) as store:
+            return store.drains()
+        return None
+
+    def take_out(self, evidence: Mapping[str, str], run_dir: RunDir, now: float) -> bool:
         """Take accelerators out of service, by name, each with its evidence; one that is out keeps its reason.
 
-        Raises:
-            EnvironmentProblem: the store of the queue cannot be written.
+        False if the store of the queue does not answer, which would then give the same accelerators again.
         """
-        with contextlib.closing(open_store(self.store_url)) as store:
-            known = store.drains()
-            for name, reason in evidence.items():
-                if name not in known:
-                    store.drain(name, f"{reason}; run {run_dir.run_id}", now=now, uid=os.getuid())
+        try:
+            with contextlib.closing(open_store(self.store_url)) as store:
+                known = store.drains()
+                for name, reason in evidence.items():
+                    if name not in known:
+                        store.drain(name, f"{reason}; run {run_dir.run_id}", now=now, uid=os.getuid())
+        except TrainworksError as error:
+            _LOG.warning("cannot take %s out of service: %s", ", ".join(evidence), error)
+            return False
         for name, reason in evidence.items():
             (node,) = self.nodes_of([name])
             event = AcceleratorDrainedEvent(kind="accelerator_drained", node=node, accelerator=name, message=reason)
             run_dir.note(event)
+        return True
 
 
 HELD = "TRAINWORKS_HELD"

@@ -285,7 +285,8 @@ class Recovery:
             has_restart=is_free or self._may(AGENT_RESTART | {"node": node if self._now.is_workload else None}),
             other_nodes=hosts.can_be_replaced,
             fewer_nodes=may_shrink and self._fewer_pay(node, slow_step_s),
-            other_accelerators=held.can_be_replaced() if held else hosts.can_be_replaced or hosts.gets_new_pods,
+            other_accelerators=standing is NodeStanding.INCOMPLETE
+            and (held.can_be_replaced() if held else hosts.can_be_replaced or hosts.gets_new_pods),
         )
         decision = decide(Verdict.RESTART, standing, options)
         self.run_dir.note(DecisionEvent(kind="decision", node=node, action=decision.action, message=decision.reason))
@@ -385,9 +386,8 @@ class Recovery:
     def _take_out(self, cause: Cause, evidence: Mapping[str, str]) -> FailureReason | None:
         """Take accelerators of the job out of service, by name; returns the failure of a job that has them."""
         held, self._lacking = self.hosts.accelerators, []
-        if held is None or not evidence:
+        if held is None or not evidence or not held.take_out(evidence, self.run_dir, self.clock.now()):
             return None
-        held.take_out(evidence, self.run_dir, self.clock.now())
         self._lacking = held.nodes_of(evidence)
         return failure_of(cause, evidence)
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from trainworks.jobs.accelerator_names import drained_accelerator
 from trainworks.record.events.job import (
+    AcceleratorDrainedEvent,
     AgentLostEvent,
     AgentStartedEvent,
     FailureEvent,
@@ -281,6 +283,9 @@ def _life(event: Event, since: Sequence[Event], lives: Sequence[Life]) -> Life:
 
 def _why_ended(since: Sequence[Event]) -> tuple[str | None, str | None, str | None]:
     """Cause, message and failed part of the end of a life."""
+    for out in of_kind(since, AcceleratorDrainedEvent):
+        text = drained_accelerator(out["accelerator"], out["message"])
+        return "gpu_fault", text, f"accelerator {out['accelerator']}"
     if (failure := first_failure(since)) is not None:
         return failure["cause"], failure["message"], _part_of(failure)
     for lost in of_kind(since, AgentLostEvent):
