@@ -19,7 +19,7 @@ def answers(pynvml: ModuleType) -> dict[str, Callable[..., Any]]:
     """The functions of pynvml by name; those of a device that no GPU here has an answer for are not supported."""
 
     def gpus() -> list[dict[str, Any]]:
-        names = map(os.environ.get, ("TRAINWORKS_SSH_HOST", "TRAINWORKS_TEST_HOST"))
+        names = map(os.environ.get, ("TRAINWORKS_SSH_HOST", "TRAINWORKS_TEST_HOST", "SLURMD_NODENAME"))
         file = Path(os.environ["TRAINWORKS_TEST_GPUS"]) / f"{next(filter(None, names), 'gpus')}.json"
         found: list[dict[str, Any]] = json.loads(file.read_text())
         return found
