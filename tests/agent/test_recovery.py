@@ -282,6 +282,44 @@ def test_a_job_whose_store_does_not_answer_starts_again_where_it_is(run_dir: Run
     assert run.state == "SUCCEEDED"
 
 
+def broken(index: int) -> tuple[str, dict[str, Any]]:
+    """The check of `job.health` names an accelerator of the machine."""
+    found = [{"index": index, "message": "ECC"}]
+    return "node_check", {"node": 0, "host": "box", "message": "gpu-ecc-errors", "hint": "reset", "accelerators": found}
+
+
+def checked(max_restarts: int) -> ResolvedRun:
+    """A run with `job.health`, whose checks at each start pass."""
+    return elastic(max_restarts=max_restarts).model_copy(update={"node_check": ("this",)})
+
+
+def test_a_check_that_names_an_accelerator_costs_no_restart(run_dir: RunDir) -> None:
+    rigid = checked(max_restarts=0).model_copy(update={"fewer": ()})
+    run = JobOnAccelerators(run_dir.path, rigid, [Life(77, 20.0, says=[MET, broken(0)])], [Life(0, 90.0)])
+    assert [event["action"] for event in run.run()] == ["restart without the bad accelerator"]
+    assert (run.state, run.run_dir.read_status().cause) == ("QUEUED", "node_unhealthy")
+    assert run.drained == {"box:0": "ECC; run demo-1"}
+
+
+def test_ranks_do_not_start_on_a_broken_accelerator_that_cannot_be_taken_out(run_dir: RunDir) -> None:
+    rigid = checked(max_restarts=3).model_copy(update={"fewer": ()})
+    run = JobOnAccelerators(run_dir.path, rigid, [Life(77, 20.0, says=[MET, broken(0)])], [Life(0, 90.0)])
+    (run_dir.path / "jobs.db").mkdir()
+    assert [event["action"] for event in run.run()] == ["stop"]
+    assert (run.state, run.run_dir.read_status().cause) == ("FAILED", "node_unhealthy")
+
+
+def test_an_accelerator_of_a_node_that_is_left_out_does_not_stop_the_others(run_dir: RunDir) -> None:
+    lives = [Life(0, 100.0, says=TWICE), Life(77, 5.0, says=[MET, broken(1)]), Life(0, says=[MET, FINISHED])]
+    run = JobOnAccelerators(run_dir.path, checked(max_restarts=6), lives, [REFUSES])
+    assert [event.get("action") or event["nodes"] for event in run.run()] == [
+        "continue on fewer nodes",
+        1,
+        "restart in place",
+    ]
+    assert (run.state, list(run.drained)) == ("SUCCEEDED", ["box:1"])
+
+
 def test_one_failure_of_an_accelerator_takes_none_out(run_dir: RunDir) -> None:
     first, second = [Life(0, 100.0, says=[BEGINS, MET, fault(10)])], [Life(74, 5.0)]
     run = JobOnAccelerators(run_dir.path, elastic(), first, second, is_queued=True)

@@ -121,13 +121,14 @@ class Recovery:
         checks = [event for event in of_kind(self._events(), NodeCheckEvent) if event["node"] == node]
         failed = [event for event in checks[-1:] if event["message"]]
         self._lacking = []
-        self.unfit = self._note_unfit(failed, self._places) if checked else self._blame(node, exit_code)
-        unfit, role = checked and self.unfit is not None, self._now.processes.group_of(node).role
+        self.unfit = self._note_unfit(failed, self._places) if checked else None
+        unfit, role = self.unfit is not None, self._now.processes.group_of(node).role
+        self.unfit = self.unfit or self._blame(node, exit_code)
         if not checked and not self._now.is_workload and self._is_final(role):
             self.unfit = None
             return False
         if self._lacking:
-            return self._do_without(is_free=checked)
+            return self._do_without(is_free=unfit)
         if not was_refused and not self.nodes.restartable(exit_code):
             return False  # its agent has judged the ranks, and recorded why
         if role is not None and not unfit and self._restart_role(role, node):
@@ -350,8 +351,10 @@ class Recovery:
                 unfit.append(event)
             else:
                 place = event["node"] if places is None else places[event["node"]]
-                out |= held.named_by([event], range(len(held.names)) if self.hosts.are_here else [place])
+                here = self._places if places is not None else range(len(held.names))
+                out |= held.named_by([event], here if self.hosts.are_here else [place])
         failure = self._take_out(Cause.NODE_UNHEALTHY, out)
+        unfit = list(failed) if out and failure is None else unfit  # ranks would start on what is not out of service
         if not unfit:
             return failure
         self._lacking = []
