@@ -71,7 +71,7 @@ def test_a_stop_leaves_no_check_behind(run_dir: RunDir, clock: FakeClock, monkey
     monkeypatch.setattr(ThisMachine, "command", lambda *_: ["sleep", "600"])
     nodes = FakeNodes(run_dir, resolved, clock, [])
     recovery = Recovery(run_dir, resolved, nodes, hosts, clock, is_stopping=lambda: True)
-    assert not recovery.find_unfit()
+    assert recovery.may_begin()
     assert [one for one in psutil.Process().children() if one.name() == "sleep"] == []
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fakes import FakeClock, FakeNodes, Life, job, metrics_row, processes
+from trainworks.agent.accelerators import MachineShare
+from trainworks.agent.node_agents import OwnProcesses, ThisMachine
 from trainworks.agent.supervisor import Supervisor
 from trainworks.config.layout import ResolvedLayout
+from trainworks.jobs.store import open_store
 from trainworks.record.events.log import append_event, read_events
 from trainworks.record.measured.step_anchor import read_anchor
 from trainworks.record.metrics import append_metrics
@@ -161,3 +165,162 @@ def test_a_straggler_is_held_against_the_anchored_step(start) -> None:
     run.clock.after(5.0, lambda: append_metrics(run.run_dir.metrics_file, late))
     (told,) = run.run()
     assert told["message"] == "rank 1 works 1 s longer than its peers, 25% of a step"
+
+
+def fault(step: int, rank: int = 1) -> tuple[str, dict[str, Any]]:
+    """The accelerator of a rank, on the node of that number, reports an error."""
+    failure = {"cause": "gpu_fault", "rank": rank, "node": rank, "step": step, "exit_code": 74, "message": "ECC error"}
+    return "failure", failure | {"fingerprint": "a"}
+
+
+BEGINS = ("ranks_started", {})
+TWICE = [BEGINS, MET, fault(10), BEGINS, fault(15)]
+"""What the record has of two starts that the accelerator of rank 1 ended."""
+
+
+class OtherNodes(OwnProcesses):
+    """Nodes of a scheduler that takes no accelerator out of service alone, and gives the job other nodes, or pods."""
+
+    are_here = False
+    addresses = ("node7", "node8")
+
+    def __init__(self, *, gets_new_pods: bool) -> None:
+        self.gets_new_pods = gets_new_pods
+        self.can_be_replaced = not gets_new_pods
+
+    def command(self, node: int, command: list[str]) -> list[str]:
+        return ["true"]
+
+
+class JobOnAccelerators(Job):
+    """A job on two fake nodes with an accelerator each: of one machine, from its queue or a terminal, or of others."""
+
+    def __init__(
+        self, folder: Path, resolved: ResolvedRun, *lives: list[Life], is_queued: bool = True, others: str = ""
+    ) -> None:
+        on_gpus = {"device": "cuda", "accelerators_per_node": 0}
+        processes = resolved.processes.model_copy(update=on_gpus)
+        resolved = resolved.model_copy(update={"processes": processes, "accelerator_check": ("no.such.module",)})
+        super().__init__(folder, resolved, *lives)
+        self.url = f"sqlite:///{folder / 'jobs.db'}"
+        share = MachineShare(store_url=self.url, accelerators=("box:0", "box:1"), is_queued=is_queued)
+        here = ThisMachine(2, share.held_by(resolved.processes))
+        hosts = OtherNodes(gets_new_pods=others == "pods") if others else here
+        self.supervisor = Supervisor(self.run_dir, resolved, self.nodes, self.clock, hosts)
+
+    @property
+    def drained(self) -> dict[str, str]:
+        with closing(open_store(self.url)) as store:
+            return {name: reason for name, (reason, _) in store.drains().items()}
+
+
+REFUSES = Life(77, 5.0)
+"""An agent whose ranks do not start again on their accelerators."""
+
+
+@pytest.mark.parametrize(
+    ("restarts", "is_queued", "state"), [(3, True, "QUEUED"), (3, False, "FAILED"), (0, True, "FAILED")]
+)
+def test_a_job_leaves_an_accelerator_that_failed_its_rank_twice(
+    run_dir: RunDir, restarts: int, is_queued: bool, state: str
+) -> None:
+    rigid = elastic(max_restarts=restarts).model_copy(update={"fewer": ()})
+    first = [Life(0, 90.0, says=TWICE if restarts else [BEGINS, MET, fault(10), BEGINS, fault(15)])]
+    run = JobOnAccelerators(run_dir.path, rigid, first, [REFUSES], is_queued=is_queued)
+    (decision,) = run.run()
+    assert run.drained == {"box:1": "rank 1 failed on it twice in a row, and no other rank: ECC error; run demo-1"}
+    status = run.run_dir.read_status()
+    assert (run.state, status.cause) == (state, "gpu_fault")
+    assert (status.message or "").startswith("accelerator 1 of box is drained (rank 1 failed on it twice in a row")
+    assert (status.message or "").endswith("the job waits for another") == (state == "QUEUED")
+    moves = state == "QUEUED"
+    assert decision["action"] == ("restart without the bad accelerator" if moves else "stop")
+
+
+def test_a_job_goes_on_without_the_node_of_a_broken_accelerator_until_that_is_back_in_service(run_dir: RunDir) -> None:
+    lives = [Life(0, 100.0, says=TWICE), Life(0, 1e6, says=[MET]), Life(0, says=[MET, FINISHED])]
+    run = JobOnAccelerators(run_dir.path, elastic(max_restarts=6), lives, [REFUSES, Life(0)], is_queued=True)
+    waited: list[int] = []
+
+    def repair() -> None:
+        waited.extend(event["nodes"] for event in read_events(run.run_dir.events_file) if event["kind"] == "resized")
+        with closing(open_store(run.url)) as store:
+            store.undrain("box:1")
+
+    run.clock.after(200.0, repair)
+    told = run.run()
+    assert [event.get("action") or event["nodes"] for event in told] == ["continue on fewer nodes", 1, 2]
+    assert (run.state, waited) == ("SUCCEEDED", [1])
+
+
+@pytest.mark.parametrize(
+    ("restarts", "others", "cause", "action"),
+    [
+        (3, "nodes", "node_unhealthy", "restart without the bad accelerator"),
+        (3, "pods", "gpu_fault", "restart without the bad accelerator"),
+        (0, "nodes", "gpu_fault", "stop"),
+        (0, "pods", "gpu_fault", "stop"),
+    ],
+)
+def test_a_job_leaves_the_node_of_an_accelerator_that_cannot_be_taken_out_alone(
+    run_dir: RunDir, restarts: int, others: str, cause: str, action: str
+) -> None:
+    rigid = elastic(max_restarts=restarts).model_copy(update={"fewer": ()})
+    run = JobOnAccelerators(run_dir.path, rigid, [Life(0, 90.0, says=TWICE)], [Life(74, 5.0)], others=others)
+    assert [event["action"] for event in run.run()] == [action]
+    assert (run.state, run.run_dir.read_status().cause, run.drained) == ("FAILED", cause, {})
+    (left,) = [event for event in read_events(run.run_dir.events_file) if event["kind"] == "nodes_unhealthy"]
+    assert left["nodes"] == [1]
+    assert "rank 1 failed on it twice in a row, and no other rank: ECC error" in left["message"]
+
+
+def test_a_job_whose_store_does_not_answer_starts_again_where_it_is(run_dir: RunDir) -> None:
+    first, second = [Life(0, 90.0, says=TWICE)], [REFUSES, Life(0, says=[MET, FINISHED])]
+    run = JobOnAccelerators(run_dir.path, elastic().model_copy(update={"fewer": ()}), first, second)
+    (run_dir.path / "jobs.db").mkdir()
+    assert [event["action"] for event in run.run()] == ["restart in place"]
+    assert run.state == "SUCCEEDED"
+
+
+def broken(index: int) -> tuple[str, dict[str, Any]]:
+    """The check of `job.health` names an accelerator of the machine."""
+    found = [{"index": index, "message": "ECC"}]
+    return "node_check", {"node": 0, "host": "box", "message": "gpu-ecc-errors", "hint": "reset", "accelerators": found}
+
+
+def checked(max_restarts: int) -> ResolvedRun:
+    """A run with `job.health`, whose checks at each start pass."""
+    return elastic(max_restarts=max_restarts).model_copy(update={"node_check": ("this",)})
+
+
+def test_a_check_that_names_an_accelerator_costs_no_restart(run_dir: RunDir) -> None:
+    rigid = checked(max_restarts=0).model_copy(update={"fewer": ()})
+    run = JobOnAccelerators(run_dir.path, rigid, [Life(77, 20.0, says=[MET, broken(0)])], [Life(0, 90.0)])
+    assert [event["action"] for event in run.run()] == ["restart without the bad accelerator"]
+    assert (run.state, run.run_dir.read_status().cause) == ("QUEUED", "node_unhealthy")
+    assert run.drained == {"box:0": "ECC; run demo-1"}
+
+
+def test_ranks_do_not_start_on_a_broken_accelerator_that_cannot_be_taken_out(run_dir: RunDir) -> None:
+    rigid = checked(max_restarts=3).model_copy(update={"fewer": ()})
+    run = JobOnAccelerators(run_dir.path, rigid, [Life(77, 20.0, says=[MET, broken(0)])], [Life(0, 90.0)])
+    (run_dir.path / "jobs.db").mkdir()
+    assert [event["action"] for event in run.run()] == ["stop"]
+    assert (run.state, run.run_dir.read_status().cause) == ("FAILED", "node_unhealthy")
+
+
+def test_an_accelerator_of_a_node_that_is_left_out_does_not_stop_the_others(run_dir: RunDir) -> None:
+    lives = [Life(0, 100.0, says=TWICE), Life(77, 5.0, says=[MET, broken(1)]), Life(0, says=[MET, FINISHED])]
+    run = JobOnAccelerators(run_dir.path, checked(max_restarts=6), lives, [REFUSES])
+    assert [event.get("action") or event["nodes"] for event in run.run()] == [
+        "continue on fewer nodes",
+        1,
+        "restart in place",
+    ]
+    assert (run.state, list(run.drained)) == ("SUCCEEDED", ["box:1"])
+
+
+def test_one_failure_of_an_accelerator_takes_none_out(run_dir: RunDir) -> None:
+    first, second = [Life(0, 100.0, says=[BEGINS, MET, fault(10)])], [Life(74, 5.0)]
+    run = JobOnAccelerators(run_dir.path, elastic(), first, second, is_queued=True)
+    assert (run.run(), run.state, run.drained) == ([], "FAILED", {})

@@ -55,6 +55,8 @@ class SshSite:
         place = Place(home, self.addresses[name], self._port, psutil.Process().username(), home.path)
         env = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
         env |= {"TRAINWORKS_LEDGER": str(home.path / "ledger")}
+        if "TRAINWORKS_TEST_GPUS" in os.environ:  # of `tests.gpus`, those of each host
+            env |= {"TRAINWORKS_TEST_GPUS": os.environ["TRAINWORKS_TEST_GPUS"], "TRAINWORKS_TEST_HOST": name}
         (home.path / "sshd_config").write_text(sshd_config(place, env).replace("ClientAliveInterval 60\n", ""))
         prefix = ["ip", "netns", "exec", self._inside] if self._inside else []
         if hidden is not None:

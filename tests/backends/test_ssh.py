@@ -14,6 +14,7 @@ import pytest
 
 from tests.backends.beds import Job, SshBed, wait_until
 from tests.backends.ssh_hosts import NEEDS_SSHD
+from tests.gpus.machine import GpuMachine
 from trainworks.api.launching.prepared_run import NODE_CHECK
 from trainworks.backends.local.machine import LocalNode, shares_of
 from trainworks.backends.ssh.backend import SshBackend
@@ -239,6 +240,38 @@ def test_a_host_that_fails_the_check_of_a_job_is_left_out_while_others_are_left(
     both = job(2).end()
     assert (both.state, both.end.cause) == (JobState.FAILED, "node_unhealthy")
     assert (both.end.message or "").startswith("1 node failed the health check")
+
+
+@NEEDS_SSHD
+@pytest.mark.lane("test-all")
+def test_a_broken_accelerator_of_a_host_is_out_of_service_alone_and_the_job_goes_on_elsewhere(
+    hosts: Callable[..., SshBed], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = GpuMachine(tmp_path / "gpus", 0, monkeypatch)
+    for name in ("box1", "box2"):
+        machine.describe({}, {}, host=name)
+    bed = hosts()
+
+    def job(command: str, gpus: int) -> Job:
+        bed.resources = {"accelerators": f"gpu:{gpus}", "cpus": 1}
+        made = bed.job(f"echo ${HOST} $CUDA_VISIBLE_DEVICES; {command}", nodes=1, restarts=1)
+        looks = made.run_dir.read_resolved().model_copy(update={"accelerator_check": (NODE_CHECK,)})
+        made.run_dir.write_resolved(looks)
+        return bed.submit(made)
+
+    breaks = f"test ${HOST} = box1 || exit 0; {machine.breaking(0, 2, 'box1')}; exit 1"
+    both = job(breaks, 2)
+    assert both.end().state is JobState.SUCCEEDED
+    assert both.said(0) == ["box1 0,1", "box2 0,1"]
+    assert causes(both) == ["gpu_fault"]
+    one = job("true", 1)
+    assert one.end().state is JobState.SUCCEEDED
+    assert one.said(0) == ["box1 1"], "the other accelerator of the host is in service"
+    why = "accelerator 0 is drained (gpu-ecc-errors: GPU 0 has 3 uncorrected errors; run t-1)"
+    assert {node.name: (node.accelerators, node.reason) for node in bed.backend.nodes()} == {
+        "box1": (1, why),
+        "box2": (2, None),
+    }
 
 
 @NEEDS_SSHD

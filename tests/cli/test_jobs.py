@@ -324,8 +324,10 @@ def test_what_does_not_exist_is_named() -> None:
     node = json.loads(run("nodes", "--json"))[0]["name"]
     with pytest.raises(UsageError, match=f"`{node}` has no accelerator `0`"):
         run("drain", f"{node}:0", "--reason", "x")
-    with pytest.raises(UsageError, match="slurm takes no accelerator out of service alone"):
+    with pytest.raises(UsageError, match="slurm takes no accelerator out of service alone") as refused:
         run("drain", "gpu1:0", "--reason", "x", "--cluster", "slurm")
+    hint = "drain the node: trainworks drain gpu1; once it is drained, an administrator lowers its `Gres` in slurm.conf"
+    assert (refused.value.hint or "").startswith(hint)
     with pytest.raises(UsageError, match="no state `NOPE`"):
         run("ps", "--state", "NOPE")
 

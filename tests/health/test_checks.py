@@ -349,3 +349,56 @@ def test_every_check_says_limit_action_and_source() -> None:
         assert each.about.endswith("."), each.name
         assert each.limit and each.action and each.source, each.name
         assert each.source.startswith(("https://", "assumption", "the catalogue")), each.name
+
+
+def together(*faults: Break) -> Break:
+    """Several faults at once."""
+    return lambda machine: [fault(machine) for fault in faults] and None
+
+
+def xid(code: int) -> Break:
+    return logged(f"{XID}{code}, pid=9, text")
+
+
+@pytest.mark.parametrize(
+    ("fault", "complaint"),
+    [
+        (of_gpu(uncorrected=2), "gpu-ecc-errors: GPU 3 has 2 uncorrected errors"),
+        (of_gpu(lost=True), "gpu-count: GPU 3 does not answer: GPU is lost"),
+        (xid(48), "xid: GPU 0000:04:00 had XID 48: double-bit ECC error"),
+        (together(xid(13), xid(48)), "xid: GPU 0000:04:00 had XID 48: double-bit ECC error"),
+        (
+            together(of_gpu(lost=True), xid(79)),
+            "gpu-count: GPU 3 does not answer: GPU is lost; xid: GPU 0000:04:00 had XID 79: GPU fell off the bus",
+        ),
+    ],
+)
+def test_a_fault_of_one_gpu_names_it_alone(fault: Break, complaint: str, tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    fault(machine)
+    assert check_node(machine.view()).broken_gpus == {3: complaint}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        xid(94),
+        xid(74),
+        of_gpu(links=[1] * 17 + [0]),
+        of_gpu(temperature=88, fields={}),
+        together(of_gpu(uncorrected=2), attribute(free={"/scratch": (0.02, 0.5)})),
+        together(of_gpu(uncorrected=2), logged("NVRM: Xid (PCI:0000:63:00): 48, pid=9, text")),
+    ],
+    ids=["the program's", "of a link", "link down", "heat", "a full disk, too", "of no known GPU, too"],
+)
+def test_a_fault_that_may_be_of_more_than_a_gpu_names_none(fault: Break, tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    fault(machine)
+    assert check_node(machine.view()).broken_gpus == {}
+
+
+def test_an_xid_from_before_the_job_does_not_count_against_its_gpus(tmp_path: Path) -> None:
+    machine = healthy(tmp_path)
+    logged(f"{XID}48, pid=9, text", seconds_ago=60.0)(machine)
+    found = {since: check_node(replace(machine.view(), xids_within_s=since)).broken_gpus for since in (30.0, 90.0)}
+    assert [sorted(each) for each in found.values()] == [[], [3]]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
+from tests.gpus.machine import GpuMachine
 from trainworks.host import probe
 from trainworks.host.folders import cache_folder
 from trainworks.host.probe import command_host, cuda_names, num_cores, probe_accelerators, probe_host
@@ -148,6 +149,19 @@ def test_parts_by_mig_stand_for_their_gpu_and_have_names_of_their_own(
     assert cuda_names([device.index for device in devices]) == names
     assert len({device.index for device in devices}) == len(devices)
     assert all(device.memory_bytes == (10 if "MIG" in device.name else 80) for device in devices)
+
+
+def test_a_gpu_that_cannot_be_opened_is_left_out_and_the_others_keep_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = GpuMachine(tmp_path / "gpus", 0, monkeypatch)
+    machine.describe({}, {"lost": True}, {"slices": ["MIG-a", "MIG-b"]}, {})
+    found = [(facts.index, facts.names) for facts in probe_accelerators()]
+    assert found[0] == (0, ("0", "GPU-00000000-test")) and found[-1] == (3, ("3", "GPU-30000000-test"))
+    assert found[1:3] == [
+        (18, ("18", "MIG-a", "GPU-20000000-test", "2")),
+        (19, ("19", "MIG-b", "GPU-20000000-test", "2")),
+    ]
 
 
 @pytest.mark.gpu

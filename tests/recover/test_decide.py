@@ -21,10 +21,10 @@ from trainworks.recover.decisions import (
     standing_of_lost,
 )
 
-EVERY_OPTION = [Options(*values) for values in product([False, True], repeat=3)]
+EVERY_OPTION = [Options(*values) for values in product([False, True], repeat=4)]
 EVERY_CASE = list(product(Verdict, NodeStanding, EVERY_OPTION))
 LOST: Event = {"kind": "agent_lost", "node": 1}
-ALL_LEFT = Options(True, True, True)
+ALL_LEFT = Options(True, True, True, True)
 
 
 def chosen(node: NodeStanding, options: Options) -> Action:
@@ -43,8 +43,10 @@ def test_a_job_is_given_up_only_if_the_failure_is_final_or_nothing_is_left(
 ) -> None:
     stops = decide(verdict, node, options).action is Action.STOP
     is_rank = node is NodeStanding.FIT
-    could_restart = options.has_restart and node is not NodeStanding.UNFIT
+    could_restart = options.has_restart and node not in (NodeStanding.UNFIT, NodeStanding.INCOMPLETE)
     could_move = options.other_nodes and (node is NodeStanding.UNFIT or could_restart) and not is_rank
+    if node is NodeStanding.INCOMPLETE:
+        could_move = options.other_accelerators and options.has_restart
     could_shrink = options.fewer_nodes and not is_rank
     nothing_left = not (could_restart or could_move or could_shrink or node is NodeStanding.SLOW)
     assert stops == (verdict is not Verdict.RESTART or nothing_left)
@@ -59,11 +61,19 @@ def test_a_decision_never_takes_what_the_job_does_not_have(
     assert action is not Action.SMALLER or options.fewer_nodes
     assert action is not Action.IN_PLACE or options.has_restart
     assert action is not Action.ELSEWHERE or options.has_restart or node is NodeStanding.UNFIT
+    assert action is not Action.OTHER_ACCELERATOR or (options.has_restart and options.other_accelerators)
 
 
 @pytest.mark.parametrize("options", EVERY_OPTION)
 def test_ranks_never_start_again_on_a_node_that_failed_its_check(options: Options) -> None:
     assert chosen(NodeStanding.UNFIT, options) not in (Action.IN_PLACE, Action.CARRY_ON)
+    assert chosen(NodeStanding.INCOMPLETE, options) not in (Action.IN_PLACE, Action.CARRY_ON, Action.ELSEWHERE)
+
+
+@pytest.mark.parametrize("has_restart", [False, True])
+def test_one_machine_goes_on_with_fewer_accelerators_before_it_waits_for_others(has_restart: bool) -> None:
+    here = Options(has_restart, other_nodes=False, fewer_nodes=True, other_accelerators=True)
+    assert chosen(NodeStanding.INCOMPLETE, here) is Action.SMALLER
 
 
 @pytest.mark.parametrize("options", EVERY_OPTION)
@@ -85,6 +95,7 @@ def test_having_more_left_never_ends_a_job_that_would_have_gone_on(node: NodeSta
         (NodeStanding.LOST_AGAIN, Action.ELSEWHERE),
         (NodeStanding.SLOW, Action.ELSEWHERE),
         (NodeStanding.UNFIT, Action.ELSEWHERE),
+        (NodeStanding.INCOMPLETE, Action.OTHER_ACCELERATOR),
     ],
 )
 def test_with_everything_left_only_a_bad_node_is_left_out(node: NodeStanding, action: Action) -> None:

@@ -122,10 +122,14 @@ class Course:
             lost: Event = {"kind": "agent_lost", "node": self.nodes - 1}
             events = (*(self.events if fault == "lost before it trained" else events), lost)
             standing, restart = standing_of_lost(self.nodes - 1, events), AGENT_RESTART | {"node": self.nodes - 1}
+        elif fault == "accelerator":
+            events = (*events, {"kind": "failure", "step": 9, "cause": "gpu_fault", "rank": self.nodes - 1})
+            standing, restart = NodeStanding.INCOMPLETE, AGENT_RESTART | {"node": self.nodes - 1}
         else:
             standing = {"slow": NodeStanding.SLOW, "unfit": NodeStanding.UNFIT}[fault]
             restart = AGENT_RESTART | {"node": self.nodes - 1}
-        options = Options(may_restart(events, self.limit, restart), self.other_nodes, self.nodes > self.fewest)
+        others = self.other_nodes  # a queue of them has other accelerators
+        options = Options(may_restart(events, self.limit, restart), others, self.nodes > self.fewest, others)
         decision = decide(verdict, standing, options)
         is_free = standing in (NodeStanding.UNFIT, NodeStanding.SLOW)
         return self._continued(events, decision, restart, is_free=is_free)
@@ -140,8 +144,9 @@ class Course:
                 return replace(done, events=(*events, *own, RANK_RESTART))
             case Action.SMALLER:
                 return replace(done, nodes=self.nodes - 1, events=(*events, {"kind": "resized"}, RANK_RESTART))
-            case Action.ELSEWHERE:
-                waits = {"kind": "state", "state": "QUEUED", "cause": "node_unhealthy"}
+            case Action.ELSEWHERE | Action.OTHER_ACCELERATOR:
+                cause = "node_unhealthy" if decision.action is Action.ELSEWHERE else "gpu_fault"
+                waits = {"kind": "state", "state": "QUEUED", "cause": cause}
                 begins = {"kind": "state", "state": "STARTING"}
                 return replace(done, events=(*events, waits, NEXT_TURN, begins, RANK_RESTART))
             case _:
@@ -154,7 +159,7 @@ RANK_FAULTS: dict[str, Event] = {
     "exception": {"cause": "user_error", "fingerprint": "a"},
     "diverged": {"cause": "diverged"},
 }
-FAULTS = [*RANK_FAULTS, "lost", "lost before it trained", "slow", "unfit"]
+FAULTS = [*RANK_FAULTS, "lost", "lost before it trained", "slow", "unfit", "accelerator"]
 DEPTH = 4
 STARTS = [
     Course(most, other_nodes, nodes=3, fewest=fewest)
@@ -181,6 +186,9 @@ def check(fault: str, before: Course, after: Course) -> None:
     assert (action is Action.SMALLER) == (after.nodes < before.nodes)
     if action is Action.STOP and fault in ("killed", "hang", "lost"):
         assert restarts_used(before.events) == before.most, f"{fault} ended a job that had a restart left"
+    if action is Action.STOP and fault == "accelerator":
+        has_none = restarts_used(before.events) == before.most or not before.other_nodes
+        assert has_none and before.nodes == before.fewest
     if action is Action.STOP and fault == "unfit":
         assert not before.other_nodes and before.nodes == before.fewest
     shrinks = 3 - after.fewest

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, final
 
+from trainworks.agent.accelerators import HeldAccelerators
 from trainworks.agent.environments.containers import end_containers
 from trainworks.agent.environments.start import agent_module
 from trainworks.agent.launch import run_mark
@@ -17,6 +18,7 @@ from trainworks.host.forking import Spare
 from trainworks.host.network import LOOPBACK, free_ports, listen
 from trainworks.jobs.environment import accelerators_per_node, agent_environment, default_environment
 from trainworks.jobs.state import Cause
+from trainworks.record.events.job import AgentLostEvent, FailureEvent
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import LINK_LOST, ExitCode
 from trainworks.record.resolved import ResolvedRun
@@ -34,6 +36,10 @@ class Hosts(Protocol):
     """Whether agents are children of this process, which inherit its sockets and share its accelerators."""
     can_be_replaced: bool
     """Whether the backend gives the job other nodes if it leaves with `Cause.NODE_UNHEALTHY`."""
+    gets_new_pods: bool
+    """Whether the backend gives the job new pods, and accelerators with them, if it leaves with `Cause.GPU_FAULT`."""
+    accelerators: HeldAccelerators | None
+    """Those of the nodes, where the backend takes single ones out of service; None elsewhere, and without any."""
 
     @property
     def addresses(self) -> Sequence[str]:
@@ -64,7 +70,8 @@ class Hosts(Protocol):
 class OwnProcesses:
     """Hosts whose agents, or processes that stand for them, are started by the supervisor itself."""
 
-    can_be_replaced = False
+    can_be_replaced = gets_new_pods = False
+    accelerators: HeldAccelerators | None = None
 
     def killed_by(self, exit_code: int) -> int | None:
         """None: they end by the signals of the agents."""
@@ -94,8 +101,9 @@ class ThisMachine(OwnProcesses):
 
     are_here = True
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, accelerators: HeldAccelerators | None = None) -> None:
         self.addresses: Sequence[str] = [LOOPBACK] * nodes
+        self.accelerators = accelerators
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """The command itself."""
@@ -111,8 +119,9 @@ class SomeHosts:
         self._places = places
         self.addresses: Sequence[str] = [hosts.addresses[place] for place in places]
         self.are_here, self.can_be_replaced = hosts.are_here, hosts.can_be_replaced
+        self.gets_new_pods = hosts.gets_new_pods
         self.killed_by, self.ask_to_stop, self.free_ports = hosts.killed_by, hosts.ask_to_stop, hosts.free_ports
-        self.lost_part, self.kill = hosts.lost_part, hosts.kill
+        self.lost_part, self.kill, self.accelerators = hosts.lost_part, hosts.kill, hosts.accelerators
 
     def command(self, node: int, command: list[str]) -> list[str]:
         """Command for the node at this place."""
@@ -190,6 +199,10 @@ class Nodes(abc.ABC):
         self._noted.clear()
         self.start_all()
 
+    def keep(self, handle: int) -> None:
+        """Let the agents that start from now on keep another open file of the job."""
+        self._inherited = (*self._inherited, handle)
+
     def _start(self, node: int) -> None:
         self._noted.discard(node)
         self._agents[node] = self._agent(node)
@@ -262,6 +275,27 @@ class Nodes(abc.ABC):
     def kill_all(self) -> None:
         """End all agents and all that they started, at once."""
         process.end_descendants(0)
+
+
+def note_lost(
+    run_dir: RunDir, node: int, exit_code: int, part: Cause = Cause.AGENT_LOST, role: str | None = None
+) -> None:
+    """Record the loss of an agent, of its step or of its whole node; one that was killed cannot have written why."""
+    if exit_code < 0:
+        name = process.signal_name(-exit_code)
+        message = _HOW_LOST[part].format(name) + (f" (role `{role}`)" if role else "")
+        event = FailureEvent(
+            kind="failure", rank=None, node=node, cause=part, exit_code=exit_code, signal=name, message=message
+        )
+        run_dir.note(event | {"role": role} if role else event)
+    run_dir.note(AgentLostEvent(kind="agent_lost", node=node, exit_code=exit_code))
+
+
+_HOW_LOST = {
+    Cause.AGENT_LOST: "the node agent was killed by {}",
+    Cause.STEP_LOST: "the step of the node agent was ended by {}",
+    Cause.NODE_LOST: "the connection to the node was lost",
+}
 
 
 @final

@@ -6,22 +6,20 @@ It checks nodes before their ranks start, and before they start again: `job.heal
 from __future__ import annotations
 
 import logging
-import signal
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from trainworks.agent.accelerators import evidence_of, failure_of
 from trainworks.agent.node_agents import Hosts, Nodes, SomeHosts
 from trainworks.agent.observers import running_observers
 from trainworks.agent.watches import AnchorWatch, StragglerWatch
 from trainworks.host import process
 from trainworks.host.clock import Clock
-from trainworks.host.node_check import KILL_TAKES_S, LONGEST_S, NO_ANSWER, check_command
+from trainworks.host.node_check import accelerator_command, check_command, run_checks
 from trainworks.jobs.state import Cause
 from trainworks.record.events.job import (
-    AgentLostEvent,
-    AgentStartedEvent,
     DecisionEvent,
-    FailureEvent,
     FailureReason,
     NodeCheckEvent,
     NodesUnhealthyEvent,
@@ -29,7 +27,7 @@ from trainworks.record.events.job import (
     RestartEvent,
 )
 from trainworks.record.events.log import Event, of_kind, read_events
-from trainworks.record.events.training import AttemptEvent, CheckpointEvent
+from trainworks.record.events.training import CheckpointEvent
 from trainworks.record.exit_code import ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
@@ -52,6 +50,7 @@ from trainworks.recover.restarts import (
     RestartLimit,
     backoff_s,
     may_restart,
+    restart_time_s,
     role_backoff_s,
     role_restarts,
 )
@@ -61,12 +60,9 @@ _LOG = logging.getLogger(__name__)
 
 _END_GRACE_S = 5.0
 _LOOK_S = 0.05
-_POLL_S = 0.1
 _FIRST_PROBE_S = 10.0
 _LONGEST_PROBE_S = 600.0
 """Times between two looks at nodes that are missing; each is twice as long as the one before."""
-_USUAL_RESTART_S = 60.0
-"""Time of a restart before the record shows one: an assumption."""
 
 
 @dataclass(eq=False)
@@ -84,6 +80,10 @@ class Recovery:
     is_stopping: Callable[[], bool]
     unfit: FailureReason | None = field(default=None, init=False)
     """The failure of a job whose nodes cannot run it."""
+    waits_for_others: bool = field(default=False, init=False)
+    """Whether the job leaves them for other accelerators, for which it waits in its queue."""
+    _lacking: list[int] = field(default_factory=list, init=False)
+    """Nodes that are unfit for an accelerator alone, which is out of service now; as numbers in the whole job."""
     _probe_s: float = field(default=_FIRST_PROBE_S, init=False)
     _next_probe: float | None = field(default=None, init=False)
     """Time of the next look at missing nodes; None until the ranks train again."""
@@ -97,7 +97,11 @@ class Recovery:
         self._stragglers = StragglerWatch(self.run_dir, self.resolved.processes.processes_per_node, self.clock)
         self._anchors = AnchorWatch(self.run_dir, self.clock)
 
-    def find_unfit(self, nodes: Sequence[int] | None = None) -> bool:
+    def may_begin(self) -> bool:
+        """Check all nodes before ranks start there for the first time; False if the job cannot start on them."""
+        return not self._find_unfit() or (bool(self._lacking) and self._do_without(is_free=True, begins=True))
+
+    def _find_unfit(self, nodes: Sequence[int] | None = None) -> bool:
         """Check nodes, all when None, before ranks start there."""
         self.unfit = self._check(self._now, SomeHosts(self.hosts, self._places), nodes, self._places)
         return self.unfit is not None
@@ -111,15 +115,22 @@ class Recovery:
         """Act on a lost agent; False if the job cannot continue."""
         self._once_stopped = None  # what it was stopping for is decided anew
         self.run_dir.stop_file.unlink(missing_ok=True)
-        unfit = bool(self._now.node_check) and exit_code == ExitCode.NODE_UNHEALTHY
+        looks = bool(self._now.node_check) or (self._now.is_workload and bool(self._now.accelerator_check))
+        was_refused = looks and exit_code == ExitCode.NODE_UNHEALTHY
+        checked = was_refused and bool(self._now.node_check)
         checks = [event for event in of_kind(self._events(), NodeCheckEvent) if event["node"] == node]
         failed = [event for event in checks[-1:] if event["message"]]
-        self.unfit = self._note_unfit(failed, self._places) if unfit else None
-        if not unfit and not self.nodes.restartable(exit_code):
-            return False  # its agent has judged the ranks, and recorded why
-        role = self._now.processes.group_of(node).role
-        if not unfit and not self._now.is_workload and self._is_final(role):
+        self._lacking = []
+        self.unfit = self._note_unfit(failed, self._places) if checked else None
+        unfit, role = self.unfit is not None, self._now.processes.group_of(node).role
+        self.unfit = self.unfit or self._blame(node, exit_code)
+        if not checked and not self._now.is_workload and self._is_final(role):
+            self.unfit = None
             return False
+        if self._lacking:
+            return self._do_without(is_free=unfit)
+        if not was_refused and not self.nodes.restartable(exit_code):
+            return False  # its agent has judged the ranks, and recorded why
         if role is not None and not unfit and self._restart_role(role, node):
             return True
         standing = NodeStanding.UNFIT if unfit else standing_of_lost(node, self._events())
@@ -156,7 +167,9 @@ class Recovery:
         until = self.clock.now() + pause_s
         while not self.is_stopping() and self.clock.now() < until:
             self.clock.sleep(_LOOK_S)
-        if self.find_unfit(None if place is None else [place]):
+        if self._find_unfit(None if place is None else [place]):
+            if self._lacking:
+                return self._do_without(is_free=True)
             decision = self._decide(NodeStanding.UNFIT, node)
             if decision.action is not Action.SMALLER:
                 return False
@@ -223,6 +236,8 @@ class Recovery:
         self._next_probe = now + 2 * self._probe_s
         self._probe_s = min(_LONGEST_PROBE_S, 2 * self._probe_s)
         missing = [node for node in range(self.resolved.processes.nodes) if node not in self._places]
+        if (held := self.hosts.accelerators) is not None and not all(map(held.are_in_service, missing)):
+            return
         if not self._may(AGENT_RESTART):
             return
         check = self._check(self.resolved, self.hosts, missing)
@@ -257,11 +272,22 @@ class Recovery:
     def _remaining_nodes(self, node: int) -> list[int]:
         return [place for number, place in enumerate(self._places) if number != node]
 
-    def _decide(self, standing: NodeStanding, node: int, *, slow_step_s: float | None = None) -> RecoveryDecision:
+    def _decide(
+        self,
+        standing: NodeStanding,
+        node: int,
+        *,
+        slow_step_s: float | None = None,
+        is_free: bool = False,
+        may_shrink: bool = True,
+    ) -> RecoveryDecision:
+        held, hosts = self.hosts.accelerators, self.hosts
         options = Options(
-            has_restart=self._may(AGENT_RESTART | {"node": node if self._now.is_workload else None}),
-            other_nodes=self.hosts.can_be_replaced,
-            fewer_nodes=self._fewer_pay(node, slow_step_s),
+            has_restart=is_free or self._may(AGENT_RESTART | {"node": node if self._now.is_workload else None}),
+            other_nodes=hosts.can_be_replaced,
+            fewer_nodes=may_shrink and self._fewer_pay(node, slow_step_s),
+            other_accelerators=standing is NodeStanding.INCOMPLETE
+            and (held.can_be_replaced() if held else hosts.can_be_replaced or hosts.gets_new_pods),
         )
         decision = decide(Verdict.RESTART, standing, options)
         self.run_dir.note(DecisionEvent(kind="decision", node=node, action=decision.action, message=decision.reason))
@@ -284,7 +310,7 @@ class Recovery:
             fewer_step_s=fewer.plan.step_time.total_s,
             steps_left=self._now.plan.num_steps - saved,
             repair_s=self.resolved.run_file.recover.repair,
-            restart_s=_restart_s(events),
+            restart_s=restart_time_s(events),
         )
         return going_on_pays(missing)
 
@@ -301,78 +327,101 @@ class Recovery:
         nodes: Sequence[int] | None = None,
         places: Sequence[int] | None = None,
     ) -> FailureReason | None:
-        """Run the check that the resolved run names on nodes at once, each of which records its result.
+        """Run the check that the resolved run names on `nodes`, or all of `hosts`; once for those on this machine.
 
-        Checks `nodes`, or all of `hosts`; those on this machine are checked once. `places` are the numbers of `hosts`
-        among all nodes of the job, where they differ. None if all passed, without a check, or if the job is to end.
+        `places` are the numbers of `hosts` among all nodes of the job, where they differ. None if all passed, without a
+        check, or if the job is to end.
         """
         if not resolved.node_check:
             return None
-        seen = len(self._events())
         numbers = range(len(hosts.addresses)) if nodes is None else nodes
-        checks = {
-            node: process.spawn(
-                hosts.command(node, check_command(self.run_dir, resolved, node)), log=self.run_dir.node_log(node)
-            )
-            for node in (numbers[:1] if hosts.are_here else numbers)
-        }
-        deadline = self.clock.now() + LONGEST_S
-        while running := [check for check in checks.values() if check.exit_code() is None]:
-            if self.clock.now() > deadline or self.is_stopping():
-                for check in running:
-                    check.signal_group(signal.SIGKILL)
-                break
-            process.wait_any(running, _POLL_S)
-        codes = {node: check.wait(KILL_TAKES_S) for node, check in checks.items()}
-        if self.is_stopping():
-            return None
-        said = {event["node"]: event for event in of_kind(self._events()[seen:], NodeCheckEvent)}
-        unfit = [_result(node, code, said.get(node)) for node, code in codes.items()]
-        return self._note_unfit([event for event in unfit if event is not None], places)
+        numbers = numbers[:1] if hosts.are_here else numbers
+        commands = {node: hosts.command(node, check_command(self.run_dir, resolved, node)) for node in numbers}
+        failed = run_checks(self.run_dir, commands, self.clock, self.is_stopping)
+        return self._note_unfit(failed, places)
 
-    def _note_unfit(self, unfit: Sequence[NodeCheckEvent], places: Sequence[int] | None) -> FailureReason | None:
+    def _note_unfit(self, failed: Sequence[NodeCheckEvent], places: Sequence[int] | None) -> FailureReason | None:
+        """Record which nodes failed their check; what is the fault of an accelerator alone takes that out of service.
+
+        None if only accelerators failed, and the job holds none of them.
+        """
+        held, out, unfit = self.hosts.accelerators, dict[str, str](), list[NodeCheckEvent]()
+        for event in failed:
+            if held is None or not event.get("accelerators"):
+                unfit.append(event)
+            else:
+                place = event["node"] if places is None else places[event["node"]]
+                here = self._places if places is not None else range(len(held.names))
+                out |= held.named_by([event], here if self.hosts.are_here else [place])
+        failure = self._take_out(Cause.NODE_UNHEALTHY, out)
+        unfit = list(failed) if out and failure is None else unfit  # ranks would start on what is not out of service
         if not unfit:
-            return None
+            return failure
+        self._lacking = []
         texts = [f"{event.get('host') or 'node {}'.format(event['node'])}: {event['message']}" for event in unfit]
         message = f"{len(unfit)} node{'s' * (len(unfit) > 1)} failed the health check: {'; '.join(texts)}"
-        failure = FailureReason(cause=Cause.NODE_UNHEALTHY, message=message, hint=unfit[0]["hint"])
         numbers = [event["node"] if places is None else places[event["node"]] for event in unfit]
         self.run_dir.note(NodesUnhealthyEvent(kind="nodes_unhealthy", nodes=numbers, message=message))
-        return failure
+        return FailureReason(cause=Cause.NODE_UNHEALTHY, message=message, hint=unfit[0]["hint"])
 
+    def _blame(self, node: int, exit_code: int) -> FailureReason | None:
+        """Take an accelerator of a node out of service, or else the node, that a failure was clearly the fault of."""
+        held, place, events = self.hosts.accelerators, self._places[node], self._events()
+        failure, checks = first_failure(events), list[NodeCheckEvent]()
+        is_gone = exit_code < 0 or self.nodes.loses_node(exit_code)
+        gets_others = held is not None or self.hosts.can_be_replaced or self.hosts.gets_new_pods
+        if not (gets_others and self._now.accelerator_check) or is_gone or failure is None or failure["node"] != node:
+            return None
+        if self._now.is_workload and exit_code == ExitCode.NODE_UNHEALTHY:  # the agent has looked
+            checks = [event for event in of_kind(events, NodeCheckEvent) if event["node"] == node][-1:]
+        elif not self._now.is_workload or failure["cause"] == Cause.GPU_FAULT:
+            program = accelerator_command(self.run_dir, self._now, node)
+            command = program and SomeHosts(self.hosts, self._places).command(node, program)
+            checks = run_checks(self.run_dir, {node: command} if command else {}, self.clock, self.is_stopping)
+        ranks = self._now.processes.group_of(node).ranks_of(node)
+        evidence = evidence_of(node, checks, events, ranks, held.indices_of(place) if held else ())
+        if held is not None:
+            return self._take_out(Cause.GPU_FAULT, held.named_by(evidence, [place]))
+        unfit = self._note_unfit(evidence, self._places)
+        self._lacking = [place] if unfit is not None else []
+        return unfit | {"cause": Cause.GPU_FAULT} if unfit is not None and self.hosts.gets_new_pods else unfit
 
-def note_lost(
-    run_dir: RunDir, node: int, exit_code: int, part: Cause = Cause.AGENT_LOST, role: str | None = None
-) -> None:
-    """Record the loss of an agent, of its step or of its whole node; one that was killed cannot have written why."""
-    if exit_code < 0:
-        name = process.signal_name(-exit_code)
-        message = _HOW_LOST[part].format(name) + (f" (role `{role}`)" if role else "")
-        event = FailureEvent(
-            kind="failure", rank=None, node=node, cause=part, exit_code=exit_code, signal=name, message=message
-        )
-        run_dir.note(event | {"role": role} if role else event)
-    run_dir.note(AgentLostEvent(kind="agent_lost", node=node, exit_code=exit_code))
+    def _take_out(self, cause: Cause, evidence: Mapping[str, str]) -> FailureReason | None:
+        """Take accelerators of the job out of service, by name; returns the failure of a job that has them."""
+        held, self._lacking = self.hosts.accelerators, []
+        if held is None or not evidence or not held.take_out(evidence, self.run_dir, self.clock.now()):
+            return None
+        self._lacking = held.nodes_of(evidence)
+        return failure_of(cause, evidence)
 
+    def _do_without(self, *, is_free: bool, begins: bool = False) -> bool:
+        """Continue without accelerators that are out of service, before the first start of the ranks if it `begins`.
 
-_HOW_LOST = {
-    Cause.AGENT_LOST: "the node agent was killed by {}",
-    Cause.STEP_LOST: "the step of the node agent was ended by {}",
-    Cause.NODE_LOST: "the connection to the node was lost",
-}
+        False if the job leaves its nodes for others, or ends.
+        """
+        lacking = [number for number, place in enumerate(self._places) if place in self._lacking]
+        may_shrink = not begins and len(lacking) == 1
+        decision = self._decide(NodeStanding.INCOMPLETE, lacking[0], is_free=is_free, may_shrink=may_shrink)
+        if decision.action is Action.SMALLER:
+            self.unfit = None
+            return self._resize(self._remaining_nodes(lacking[0]), decision.reason)
+        if self.hosts.accelerators is None and decision.action is Action.STOP:
+            self.unfit = None  # its scheduler would start the job again for that
+        return decision.action is Action.OTHER_ACCELERATOR and self._replace_accelerators(begins=begins)
 
-
-def _restart_s(events: Sequence[Event]) -> float:
-    """Longest time from the start of an agent until all ranks met, in this run."""
-    started = [event["t"] for event in of_kind(events, AgentStartedEvent)]
-    met = [event["t"] for event in of_kind(events, AttemptEvent)]
-    return met[0] - started[0] if started and met else _USUAL_RESTART_S
-
-
-def _result(node: int, code: int | None, said: NodeCheckEvent | None) -> NodeCheckEvent | None:
-    """What a failed node recorded, else how its check ended; None for a node that passed."""
-    if code == 0:
-        return None
-    ended = NO_ANSWER if code in (None, -signal.SIGKILL) else f"exit code {code}"
-    hint = f"read node-{node}.log of the run"
-    return said or NodeCheckEvent(kind="node_check", node=node, message=ended, hint=hint)
+    def _replace_accelerators(self, *, begins: bool) -> bool:
+        """Take others of this machine in place of those that are out of service; False if the queue of the job does."""
+        held = self.hosts.accelerators
+        self.waits_for_others = held is not None and held.is_queued
+        taken = None if held is None else held.replaced(self.run_dir)
+        if taken is None:
+            return False
+        self.hosts.accelerators, handle = taken
+        self.nodes.keep(handle)
+        os.environ["CUDA_VISIBLE_DEVICES"] = self.hosts.accelerators.visible
+        self.unfit = None
+        if not begins:
+            process.end_descendants(_END_GRACE_S, spare=running_observers())
+            self.run_dir.note(AGENT_RESTART)
+            self.nodes.resize(self._now, self._places)
+        return True

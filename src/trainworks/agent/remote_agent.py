@@ -209,13 +209,16 @@ class RemoteHosts(OwnProcesses):
     """Starts agents: on the first node as children of this process, on the others through a proxy process.
 
     Proxies forward SIGTERM, and end by the signals of their agents. The cluster replaces each of the nodes `returning`
-    alone, under its address.
+    alone, under its address; with `gets_new_pods` it replaces all, if the job leaves them.
     """
 
     are_here = False
 
-    def __init__(self, nodes: Allocation, secrets: Path, returning: Collection[int] = ()) -> None:
+    def __init__(
+        self, nodes: Allocation, secrets: Path, returning: Collection[int] = (), *, gets_new_pods: bool = False
+    ) -> None:
         self.addresses: Sequence[str] = nodes.addresses
+        self.gets_new_pods = gets_new_pods
         self._secrets = secrets
         self._returning = returning
 

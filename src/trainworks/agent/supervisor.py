@@ -2,7 +2,8 @@
 
 It starts one agent per node, watches them, restarts what can be restarted, ends everything in the end, and writes
 status.json. PARENT_PID is the process to die with; 0 for a job that survives its shell. LOCK is the open file with the
-run's lock, where the caller has taken it; CLAIM the one by which the job holds its share of this machine.
+run's lock, where the caller has taken it; CLAIM the one by which the job holds its share of this machine. The variable
+`TRAINWORKS_HELD`, which no other process gets, has the accelerators of that share as JSON of a `MachineShare`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+from trainworks.agent.accelerators import HELD, MachineShare
 from trainworks.agent.command_nodes import nodes_of
 from trainworks.agent.enter import end_entered
-from trainworks.agent.node_agents import NODE_LEAVES, Hosts, Nodes, ThisMachine
+from trainworks.agent.node_agents import NODE_LEAVES, Hosts, Nodes, ThisMachine, note_lost
 from trainworks.agent.observers import running_observers, start_observers
-from trainworks.agent.recovery import Recovery, note_lost
+from trainworks.agent.recovery import Recovery
 from trainworks.agent.watches import IdleWatch
 from trainworks.errors import SupersededError, TrainworksError
 from trainworks.files import take_lock
@@ -113,7 +115,7 @@ class Supervisor:
         """Start the nodes, watch them to the end, and write the final state."""
         self._enter(End(JobState.STARTING))
         start_observers(self._run_dir, self._resolved)
-        if self._recovery.find_unfit():
+        if not self._recovery.may_begin():
             return self._conclude([])
         _, self._events_read = read_events_from(self._run_dir.events_file, 0)
         self._nodes.start_all()
@@ -242,8 +244,10 @@ class Supervisor:
             return self._enter(End(JobState.SUCCEEDED, exit_code=0))
         if self._reclaimed is not None:
             return self._enter(End.of_failure(JobState.FAILED, self._reclaimed, exit_code=ExitCode.PEER_LOST))
-        if self._recovery.unfit is not None:
-            return self._enter(End.of_failure(JobState.FAILED, self._recovery.unfit, exit_code=ExitCode.ENVIRONMENT))
+        if (unfit := self._recovery.unfit) is not None:
+            waiting = End(JobState.QUEUED, unfit["cause"], f"{unfit['message']}; the job waits for another")
+            failed = End.of_failure(JobState.FAILED, unfit, exit_code=ExitCode.ENVIRONMENT)
+            return self._enter(waiting if self._recovery.waits_for_others else failed)
         if not self._resolved.is_workload and self._stop_signals == 0 and all(code == 0 for code in codes):
             if self._resolved.plan is not None:
                 self._remember()
@@ -376,20 +380,28 @@ def _note_failure(run_dir: RunDir, error: Exception) -> None:
 
 
 def main(
-    run_folder: str, parent_pid: str, lock: int | None = None, agent: Spare | None = None, claims: Sequence[int] = ()
+    run_folder: str,
+    parent_pid: str,
+    lock: int | None = None,
+    agent: Spare | None = None,
+    claims: Sequence[int] = (),
+    share: MachineShare | None = None,
 ) -> int:
     """Run a local job to its end.
 
     It dies with `parent_pid` unless that is 0. `lock` is the run's, if the caller has taken it; `agent` a copy of this
-    process for the first agent of a command; `claims` are open files by which the job holds its share of this machine.
+    process for the first agent of a command; `claims` are open files by which the job holds its `share` of this
+    machine.
     """
     process.adopt_orphans()
     run_dir = RunDir(Path(run_folder))
 
     def build(lock: int) -> Supervisor:
         resolved = run_dir.read_resolved()
-        nodes = nodes_of(run_dir, resolved, (lock, *claims), spare=agent)
-        return Supervisor(run_dir, resolved, nodes, SystemClock())
+        held = share.held_by(resolved.processes) if share and share.accelerators else None
+        hosts = ThisMachine(resolved.processes.nodes, held)
+        nodes = nodes_of(run_dir, resolved, (lock, *claims), hosts, spare=agent)
+        return Supervisor(run_dir, resolved, nodes, SystemClock(), hosts)
 
     code = supervise(run_dir, build, parent_pid=int(parent_pid), lock=lock)
     if int(parent_pid):  # a queue ends what its job has left over
@@ -399,4 +411,6 @@ def main(
 
 if __name__ == "__main__":
     handles = [int(handle) for handle in sys.argv[3:]]
-    sys.exit(main(sys.argv[1], sys.argv[2], handles[0] if handles else None, claims=handles[1:]))
+    held = os.environ.pop(HELD, None)
+    share = MachineShare.model_validate_json(held) if held else None
+    sys.exit(main(sys.argv[1], sys.argv[2], handles[0] if handles else None, claims=handles[1:], share=share))

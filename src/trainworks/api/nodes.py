@@ -51,5 +51,6 @@ def _backend_of(node: str, cluster: str | None) -> Backend:
     backend, (name, separator, _) = backend_on(cluster), node.partition(":")
     if separator and "drain.accelerator" in backend.unsupported:
         message = f"{backend.name} takes no accelerator out of service alone"
-        raise UsageError(message, hint=f"drain the node: trainworks drain {name}")
+        hints = (f"drain the node: trainworks drain {name}", backend.without_accelerator)
+        raise UsageError(message, hint="; ".join(filter(None, hints)))
     return backend

@@ -135,6 +135,8 @@ class Backend(abc.ABC):
 
     name: ClassVar[str]
     unsupported: ClassVar[frozenset[Capability]] = frozenset()
+    without_accelerator: ClassVar[str] = ""
+    """How an operator leaves one accelerator of a node out, where `drain.accelerator` is not supported."""
     shares_files: ClassVar[bool] = True
     """Whether the run directory here has the record of a job: the nodes see it, or each poll may `fetch` it. Otherwise
     `fetch` is called for a report alone, and may do nothing."""

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import psutil
 
@@ -69,74 +69,64 @@ def num_cores() -> int:
 def probe_accelerators() -> tuple[AcceleratorFacts, ...]:
     """Accelerators that this process may use: NVIDIA's, else AMD's; empty without a driver.
 
-    Parts by MIG stand for their GPU, with indexes after those of all GPUs. CUDA shows a process one of them alone.
+    Parts by MIG stand for their GPU, with indexes after those of all GPUs; CUDA shows a process one of them alone. A
+    GPU that its driver counts and cannot open, such as one that fell off the bus, is left out. The others keep their
+    indexes.
     """
-    found = _visible_devices()
-    return _amd_accelerators() if found is None else tuple(device.facts for device in found)
+    found = _nvidia_accelerators()
+    return _amd_accelerators() if found is None else _visible(found)
 
 
 def cuda_names(devices: Sequence[int]) -> str:
-    """CUDA_VISIBLE_DEVICES of accelerators of this process: their indexes, and the UUID of a part by MIG."""
-    parts = {device.facts.index: device.uuid for device in _visible_devices() or () if device.is_part}
+    """CUDA_VISIBLE_DEVICES of accelerators of this machine: their indexes, and the UUID of a part by MIG."""
+    parts = {facts.index: facts.uuids[0] for facts in _nvidia_accelerators() or () if facts.gpu is not None}
     return ",".join(parts.get(device, str(device)) for device in devices)
 
 
-class _Device(NamedTuple):
-    """An NVIDIA GPU, or a part of one by MIG."""
-
-    facts: AcceleratorFacts
-    uuid: str
-    gpu: int
-    """Index of the GPU."""
-
-    @property
-    def is_part(self) -> bool:
-        return self.facts.index != self.gpu
+_MOST_PARTS = 7
+"""Parts of a GPU by MIG. Source: NVIDIA's MIG user guide."""
 
 
-def _visible_devices() -> list[_Device] | None:
-    """NVIDIA's devices that this process may use; None without a driver."""
+def _nvidia_accelerators() -> list[AcceleratorFacts] | None:
+    """NVIDIA's accelerators of this machine; None without a driver."""
     import pynvml  # noqa: PLC0415, 20 ms that most commands do without
+
+    from trainworks.host.nvml import ask  # noqa: PLC0415
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return None
     try:
-        count, devices = pynvml.nvmlDeviceGetCount(), list[_Device]()
+        found = list[AcceleratorFacts]()
+        count = pynvml.nvmlDeviceGetCount()
         for gpu in range(count):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
-            parts = _parts(pynvml, handle)
-            first = count + sum(device.is_part for device in devices)
-            wholes = [handle] if parts is None else []
-            devices += [_device(pynvml, one, handle, gpu, gpu) for one in wholes]
-            devices += [_device(pynvml, one, handle, gpu, index) for index, one in enumerate(parts or (), start=first)]
-        return _visible(devices)
+            if (handle := ask(pynvml.nvmlDeviceGetHandleByIndex, gpu)) is None:
+                continue
+            mode = ask(pynvml.nvmlDeviceGetMigMode, handle)
+            if not mode or not mode[0]:
+                found.append(_facts_of(handle, handle, gpu, None))
+                continue
+            for place in range(_MOST_PARTS):
+                if (part := ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)) is not None:
+                    found.append(_facts_of(part, handle, count + gpu * _MOST_PARTS + place, gpu))
+        return found
     finally:
         pynvml.nvmlShutdown()
 
 
-def _parts(nvml: Any, gpu: Any) -> list[Any] | None:
-    """Handles of the parts of a GPU in MIG mode, which is not a device then; None of a whole one."""
-    from trainworks.host.nvml import ask  # noqa: PLC0415
+def _facts_of(handle: Any, whole: Any, index: int, gpu: int | None) -> AcceleratorFacts:
+    import pynvml  # noqa: PLC0415
 
-    mode = ask(nvml.nvmlDeviceGetMigMode, gpu)
-    if not mode or not mode[0]:
-        return None
-    places = range(ask(nvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0)
-    found = (ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, place) for place in places)
-    return [handle for handle in found if handle is not None]
-
-
-def _device(nvml: Any, handle: Any, parent: Any, gpu: int, index: int) -> _Device:
-    facts = AcceleratorFacts(
+    return AcceleratorFacts(
         index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        memory_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-        compute_capability=nvml.nvmlDeviceGetCudaComputeCapability(parent),
-        power_limit_w=_power_limit_w(parent) if handle is parent else None,
+        name=pynvml.nvmlDeviceGetName(handle),
+        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+        compute_capability=pynvml.nvmlDeviceGetCudaComputeCapability(whole),
+        power_limit_w=_power_limit_w(whole) if gpu is None else None,
+        uuids=tuple(dict.fromkeys(map(pynvml.nvmlDeviceGetUUID, (handle, whole)))),
+        gpu=gpu,
     )
-    return _Device(facts, nvml.nvmlDeviceGetUUID(handle), gpu)
 
 
 def _amd_accelerators() -> tuple[AcceleratorFacts, ...]:
@@ -160,21 +150,21 @@ def _power_limit_w(handle: Any) -> float | None:
     return None if milliwatts is None else milliwatts / 1e3
 
 
-def _visible(found: list[_Device]) -> list[_Device]:
+def _visible(found: list[AcceleratorFacts]) -> tuple[AcceleratorFacts, ...]:
     """Apply the rule of CUDA: names up to the first unknown one, by index or by UUID prefix.
 
     The index of a GPU in MIG mode is its first part. Source: NVIDIA's MIG user guide.
     """
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
-        return found
-    visible: list[_Device] = []
+        return tuple(found)
+    visible: list[AcceleratorFacts] = []
     for name in (part.strip() for part in wanted.split(",")):
-        match = [device for device in found if _is_device(name, device.gpu, device.uuid)]
+        match = [one for one in found if _is_device(name, one.index if one.gpu is None else one.gpu, one.uuids[0])]
         if not match:
             break
         visible.append(match[0])
-    return visible
+    return tuple(visible)
 
 
 def _is_device(name: str, index: int, uuid: str) -> bool:

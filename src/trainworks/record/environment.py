@@ -17,6 +17,15 @@ class AcceleratorFacts(Spec):
     """Compute capability of NVIDIA accelerators: 8.0 Ampere, 8.9 Ada, 9.0 Hopper; None in records of older versions."""
     power_limit_w: float | None = None
     """Enforced power limit; None where the driver does not report it."""
+    uuids: tuple[str, ...] = ()
+    """UUID, and of a part by MIG also that of its GPU; empty for AMD, and in records of older versions."""
+    gpu: int | None = None
+    """Index of the GPU that it is a part of by MIG; None for a whole one."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that a user may call it: its index or UUID, or those of the GPU that it is a part of."""
+        return (str(self.index), *self.uuids, *([] if self.gpu is None else [str(self.gpu)]))
 
 
 class HostFacts(Spec):

@@ -227,12 +227,16 @@ class ResolvedRun(Result, Spec):
     """Module and arguments to run on the first node, if the workload is planned on the nodes of its job."""
     node_check: tuple[str, ...] = ()
     """Module and arguments to run on every node before the ranks start, if `job.health` asks for it."""
+    accelerator_check: tuple[str, ...] = ()
+    """Module and arguments to run on a node after a failure on its accelerators, if its backend can leave one out: take
+    it out of service alone, or give the job other nodes."""
     observers: tuple[tuple[str, str], ...] = ()
     """Module and name of each process that reports the run, to a tracker or by messages; see `track` and `notify`."""
 
     def in_place_of(self, before: ResolvedRun) -> ResolvedRun:
-        """This plan for the run of an earlier one, whose origin, node check and observers stay."""
-        kept = ("created_at", "working_folder", "commit", "code", "environment", "node_check", "observers")
+        """This plan for the run of an earlier one, whose origin, checks of nodes and observers stay."""
+        checks = ("node_check", "accelerator_check")
+        kept = ("created_at", "working_folder", "commit", "code", "environment", "observers", *checks)
         return self.model_copy(update={name: getattr(before, name) for name in kept})
 
     @property

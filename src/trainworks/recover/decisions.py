@@ -52,6 +52,7 @@ class Action(enum.StrEnum):
 
     IN_PLACE = "restart in place"
     ELSEWHERE = "restart without the bad node"
+    OTHER_ACCELERATOR = "restart without the bad accelerator"
     SMALLER = "continue on fewer nodes"
     CARRY_ON = "continue as before"
     ROLL_BACK = "roll back"
@@ -66,6 +67,7 @@ class NodeStanding(enum.StrEnum):
     LOST_AGAIN = "its agent was lost again without a step between"
     SLOW = "it is slower than its peers, and is to be replaced"
     UNFIT = "it failed its health check"
+    INCOMPLETE = "one of its accelerators is out of service"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,8 @@ class Options:
     """Whether the backend gives the job other nodes if it leaves these."""
     fewer_nodes: bool = False
     """Whether a plan for the nodes that are left exists, and continuing costs less than waiting."""
+    other_accelerators: bool = False
+    """Whether the job gets accelerators in place of those that it leaves, or waits for them in its queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,12 @@ def decide(verdict: Verdict, node: NodeStanding, options: Options) -> RecoveryDe
     |                                    | it is unfit                   |                              |
     | the same                           | fewer nodes pay               | continue on fewer nodes      |
     | a node was lost once               | fewer nodes pay; no restart   | continue on fewer nodes      |
+    | a node lacks an accelerator        | other nodes and a restart     | restart without the bad      |
+    |                                    |                               | accelerator                  |
+    | the same                           | fewer nodes pay               | continue on fewer nodes      |
+    | the same                           | other accelerators and a      | restart without the bad      |
+    |                                    | restart                       | accelerator                  |
+    | the same                           | none of these                 | stop                         |
     | node is slow                       | neither                       | continue as before           |
     | node is unfit                      | neither                       | stop                         |
     | any other                          | a restart                     | restart in place             |
@@ -156,6 +166,8 @@ def decide(verdict: Verdict, node: NodeStanding, options: Options) -> RecoveryDe
     """
     if verdict is not Verdict.RESTART:
         return RecoveryDecision(Action.STOP, str(verdict))
+    if node is NodeStanding.INCOMPLETE:
+        return _decide_without_accelerator(options)
     is_free = node is NodeStanding.UNFIT
     if node in _LEFT_OUT and options.other_nodes and (options.has_restart or is_free):
         return RecoveryDecision(Action.ELSEWHERE, str(node))
@@ -163,9 +175,20 @@ def decide(verdict: Verdict, node: NodeStanding, options: Options) -> RecoveryDe
         return RecoveryDecision(Action.SMALLER, str(node))
     if node is NodeStanding.SLOW:
         return RecoveryDecision(Action.CARRY_ON, "no other node is to be had")
-    if options.has_restart and not is_free:
-        return RecoveryDecision(Action.IN_PLACE, "another start may succeed")
-    return RecoveryDecision(Action.STOP, str(node) if is_free else NO_RESTART_LEFT)
+    if_stopped = RecoveryDecision(Action.STOP, str(node) if is_free else NO_RESTART_LEFT)
+    may_stay = options.has_restart and not is_free
+    return RecoveryDecision(Action.IN_PLACE, "another start may succeed") if may_stay else if_stopped
+
+
+def _decide_without_accelerator(options: Options) -> RecoveryDecision:
+    """A queue of other nodes has the choice between them and fewer; one machine has fewer nodes, or waits."""
+    reason = str(NodeStanding.INCOMPLETE)
+    moves = options.has_restart and options.other_accelerators
+    if options.fewer_nodes and not (moves and options.other_nodes):
+        return RecoveryDecision(Action.SMALLER, reason)
+    if moves:
+        return RecoveryDecision(Action.OTHER_ACCELERATOR, reason)
+    return RecoveryDecision(Action.STOP, NO_RESTART_LEFT if options.other_accelerators else reason)
 
 
 class SkipReason(enum.StrEnum):

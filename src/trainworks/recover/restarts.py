@@ -13,9 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainworks.record.events.job import AgentLostEvent, FailureEvent, RestartEvent, StateEvent, SubmittedEvent
+from trainworks.jobs.accelerator_names import drained_accelerator
+from trainworks.record.events.job import (
+    AcceleratorDrainedEvent,
+    AgentLostEvent,
+    AgentStartedEvent,
+    FailureEvent,
+    RestartEvent,
+    StateEvent,
+    SubmittedEvent,
+)
 from trainworks.record.events.log import Event, of_kind
-from trainworks.record.events.training import RanksStartedEvent
+from trainworks.record.events.training import AttemptEvent, RanksStartedEvent
 from trainworks.recover.failures import first_failure, latest_launch_events
 
 if TYPE_CHECKING:
@@ -37,6 +46,8 @@ NEXT_TURN = SubmittedEvent(kind="submitted", nodes=0, processes_per_node=0, rest
 
 LONGEST_BACKOFF_S = 300.0
 """Longest wait before a restart."""
+_USUAL_RESTART_S = 60.0
+"""Time of a restart before the record shows one: an assumption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +191,13 @@ def backoff_s(events: Sequence[Event], limit: RestartLimit) -> float:
     return min(LONGEST_BACKOFF_S, limit.backoff_s * 2.0 ** min(fruitless - 1, 30)) if fruitless > 0 else 0.0
 
 
+def restart_time_s(events: Sequence[Event]) -> float:
+    """Time from the start of the first agent until all ranks met, in this run; an assumption before they have."""
+    started = [event["t"] for event in of_kind(events, AgentStartedEvent)]
+    met = [event["t"] for event in of_kind(events, AttemptEvent)]
+    return met[0] - started[0] if started and met else _USUAL_RESTART_S
+
+
 def record_waits(events: Sequence[Event]) -> bool:
     """True if the last recorded state is one of a job that waits for its nodes."""
     states = [event["state"] for event in of_kind(events, StateEvent)]
@@ -265,6 +283,9 @@ def _life(event: Event, since: Sequence[Event], lives: Sequence[Life]) -> Life:
 
 def _why_ended(since: Sequence[Event]) -> tuple[str | None, str | None, str | None]:
     """Cause, message and failed part of the end of a life."""
+    for out in of_kind(since, AcceleratorDrainedEvent):
+        text = drained_accelerator(out["accelerator"], out["message"])
+        return "gpu_fault", text, f"accelerator {out['accelerator']}"
     if (failure := first_failure(since)) is not None:
         return failure["cause"], failure["message"], _part_of(failure)
     for lost in of_kind(since, AgentLostEvent):

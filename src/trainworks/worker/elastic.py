@@ -25,6 +25,7 @@ from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import ExitCode, as_exit_code
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.recover.accelerator_faults import blamed_failure
 from trainworks.recover.decisions import Action
 from trainworks.recover.restarts import RANK_RESTART, RestartLimit, backoff_s
 from trainworks.worker.data.card import DataFolders
@@ -66,7 +67,7 @@ def run_node(
     Returns:
         Exit code: 0; that of the rank that failed (128 + signal if a signal ended it); the negative signal number if a
         signal ended this agent; 75 if the other nodes or the fork server are out of reach; 77 if the node failed its
-        check before its ranks started again; 78 if a later start has the run.
+        check before its ranks started again, or one of its accelerators is at fault; 78 if a later start has the run.
     """
     # Without it a restarted rank finds the addresses of its dead predecessors in the store (pytorch#135712).
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
@@ -170,10 +171,13 @@ class _NodeAgent(LocalElasticAgent):
         return pids
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """End the ranks, and start them again after their back-off, unless the node is not fit any more."""
+        """End the ranks, and start them again after their back-off, unless the node or an accelerator is not fit."""
         self._stop_workers(worker_group)
-        SystemClock().sleep(backoff_s(read_events(self._run_dir.events_file), self._limit))
-        if not is_fit(self._run_dir, self._resolved, self._node):
+        events = read_events(self._run_dir.events_file)
+        SystemClock().sleep(backoff_s(events, self._limit))
+        blamed = blamed_failure(events) if self._resolved.accelerator_check else None
+        is_blamed = blamed is not None and blamed["node"] == self._node
+        if is_blamed or not is_fit(self._run_dir, self._resolved, self._node):
             raise _UnfitNode
         super()._restart_workers(worker_group)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 
 from tests.backends.kubernetes.conftest import Kube
 from tests.fakes import FakeClock
+from tests.gpus.machine import GpuMachine
 from tests.kubernetes.cluster import wait_until
 from tests.kubernetes.pod_security import violations
 from tests.lanes import cases
+from trainworks.api.launching.prepared_run import NODE_CHECK
 from trainworks.api.proving.repair import ClusterRepairs
 from trainworks.backends.kubernetes.client import KubernetesRefusedError
 from trainworks.config.engines import Toleration
@@ -235,6 +238,26 @@ def test_ranks_start_again_in_their_pods(kube: Kube) -> None:
     seen = run.reaches("SUCCEEDED")
     assert seen.restarts == 0 and [event["attempt"] for event in run.events("attempt")] == [1, 2]
     assert "attempt 2" in run.there.rank_log(1).read_text()
+
+
+def test_a_broken_gpu_costs_new_pods_and_not_another_start_on_it(
+    kube: Kube, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = kube.cluster.volume / f"gpus-{tmp_path.name}"
+    machine, there = GpuMachine(here, 8, monkeypatch), f"/runs/{here.name}"
+    env = {"TRAINWORKS_TEST_GPUS": there, "PYTHONPATH": os.environ["PYTHONPATH"]}
+    values = [{"name": name, "value": value} for name, value in env.items()]
+    breaking = machine.breaking(5, 8).replace(str(here), there)
+    breaks = f'test "$RANK" = 0 || test -e {there}/been || {{ touch {there}/been; {breaking}; exit 1; }}'
+    patch = {"spec": {"containers": [{"name": "node", "env": values}]}}
+    run = kube.command(breaks, restarts=1, patch=patch)
+    looks = run.here.read_resolved().model_copy(update={"accelerator_check": (NODE_CHECK,)})
+    run.here.write_resolved(looks)
+    run.submit()
+    assert run.reaches("SUCCEEDED").restarts == 1
+    assert [event["action"] for event in run.events("decision")] == ["restart without the bad accelerator"]
+    (waits,) = [event for event in run.events("state") if event["state"] == "QUEUED"]
+    assert waits["cause"] == "gpu_fault" and "GPU 5 has 3 uncorrected errors" in waits["message"]
 
 
 def test_a_server_that_is_away_says_nothing_of_any_job(kube: Kube) -> None:

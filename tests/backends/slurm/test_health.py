@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import psutil
 import pytest
 
 from tests.backends.slurm_cluster import Cluster, wait_until
+from tests.gpus.machine import GpuMachine
+from trainworks.api.launching.prepared_run import NODE_CHECK
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -119,6 +122,25 @@ def test_a_node_that_has_become_unfit_before_a_restart_is_left_out(cluster: Clus
     (unfit,) = run.events("nodes_unhealthy")
     assert unfit["message"] == "1 node failed the health check: node2: fan 3 is broken (exit code 1)"
     assert run.events("restart") == []
+
+
+def test_a_node_whose_gpu_breaks_under_a_job_is_left_out(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = GpuMachine(tmp_path / "gpus", 8, monkeypatch)
+    for node in range(1, 5):
+        machine.describe(*({} for _ in range(8)), host=f"node{node}")
+    for name in ("TRAINWORKS_TEST_GPUS", "PYTHONPATH", "PATH"):
+        monkeypatch.setitem(cluster.env, name, os.environ[name])
+    breaks = f"[ $SLURMD_NODENAME != node2 ] || {{ {machine.breaking(5, 8, 'node2')}; exit 1; }}"
+    run = cluster.command(f"{breaks}; echo on $SLURMD_NODENAME", nodes=3, restarts=1)
+    looks = run.run_dir.read_resolved().model_copy(update={"accelerator_check": (NODE_CHECK,)})
+    run.run_dir.write_resolved(looks)
+    assert (run.submit().end().nodes, run.state) == (("node1", "node3", "node4"), "SUCCEEDED")
+    (left,) = run.events("nodes_unhealthy")
+    problem = "gpu-ecc-errors: GPU 5 has 3 uncorrected errors"
+    assert left["message"] == f"1 node failed the health check: node2: {problem}"
+    assert [event["action"] for event in run.events("decision")] == ["restart without the bad accelerator"]
 
 
 def test_a_job_whose_nodes_all_fail_waits_for_others_with_the_reason(cluster: Cluster) -> None:

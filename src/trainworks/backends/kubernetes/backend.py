@@ -69,6 +69,7 @@ class KubernetesBackend(Backend):
 
     name: ClassVar[str] = "kubernetes"
     unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "edit", "min_nodes", "drain.accelerator"})
+    without_accelerator: ClassVar[str] = "NVIDIA's device plugin withholds a GPU by itself after its XID"
     shares_files: ClassVar[bool] = False
 
     def __init__(

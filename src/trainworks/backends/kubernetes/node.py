@@ -107,7 +107,7 @@ class FirstPod(ClusterTurn):
         resolved = self.run_dir.read_resolved()
         folder = self.run_dir.code_folder if resolved.code is not None else Path(resolved.working_folder)
         resolved = self.begin(pods, folder=folder if folder.is_dir() else Path.cwd())
-        hosts = RemoteHosts(pods, self._secrets, self._pod.starts_alone)
+        hosts = RemoteHosts(pods, self._secrets, self._pod.starts_alone, gets_new_pods=True)
         self._nodes = nodes_of(self.run_dir, resolved, (lock,), hosts)
         self._open.enter_context(LogEcho(self.run_dir, self._pod.index))
         return Supervisor(self.run_dir, resolved, self._nodes, self.clock, hosts)

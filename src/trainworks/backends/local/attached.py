@@ -11,12 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, final
 
+from trainworks.agent.accelerators import HELD, MachineShare
 from trainworks.agent.current_state import current_status
 from trainworks.agent.launch import make_ready, take_run
 from trainworks.backends.backend import Backend, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.entering import entering_here
 from trainworks.backends.local.fair_share import hours_of, published_queues
-from trainworks.backends.local.machine import held_text, local_nodes, shape_on_one_node
+from trainworks.backends.local.machine import (
+    LocalNode,
+    drained_accelerators,
+    drained_text,
+    held_text,
+    local_nodes,
+    shape_on_one_node,
+)
 from trainworks.backends.local.quotas import machine_ledger, queue_policy
 from trainworks.backends.ownership import obeyed_drains
 from trainworks.backends.store_place import store_folder, store_url
@@ -255,14 +263,14 @@ def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, .
     count = processes.num_accelerators if processes.device == "cuda" else 0
     if count == 0:
         return ()
-    visible, drained = [facts.index for facts in probe_accelerators()], _drained_accelerators()
+    visible, (machine, drained) = [facts.index for facts in probe_accelerators()], _drained_accelerators()
     claimed = {device for claim in claims for device in claim.share.devices}
-    free = [device for device in visible if device not in claimed and device not in drained]
-    if (drained.keys() | claimed).intersection(visible) and len(free) < count:
+    out = {device for one in drained_accelerators(machine, drained, ()) for device in one.devices}
+    free = [device for device in visible if device not in claimed | out]
+    if (out | claimed).intersection(visible) and len(free) < count:
         holding = [claim for claim in claims if claimed.intersection(claim.share.devices)]
         bare = [Claim(claim.uid, claim.share.model_copy(update={"cores": 0.0})) for claim in holding]
-        texts = [held_text(bare, num_cores(), visible)]
-        texts += [f"accelerator {device} is drained ({drained[device]})" for device in visible if device in drained]
+        texts = [held_text(bare, num_cores(), visible), drained_text(machine, drained)]
         raise EnvironmentProblem(
             f"cannot start the run: it needs {count} accelerators, and {', '.join(filter(None, texts))}",
             hint="wait in the queue: trainworks submit",
@@ -270,13 +278,31 @@ def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, .
     return tuple(free[:count])
 
 
-def _drained_accelerators() -> dict[int, str]:
-    """Accelerators of this machine out of service, by their index, and why; see `DispatchedBackend.drain`."""
+def _drained_accelerators() -> tuple[list[LocalNode], dict[str, str]]:
+    """This machine, and accelerators out of service, also of other machines that share the store, by name, and why.
+
+    The machine is not probed, and empty, while none is out of service.
+    """
     with contextlib.closing(open_store(store_url())) as store:
         drained = {name: why for name, why in obeyed_drains(store).items() if ":" in name}
-    nodes = local_nodes(probe_host(store_folder())) if drained else []  # a shared store has those of other machines
-    names = {f"{node.name}:{device}": device for node in nodes for device in node.devices}
-    return {names[name]: why for name, why in drained.items() if name in names}
+    return local_nodes(probe_host(store_folder())) if drained else [], drained
+
+
+def _held(devices: Sequence[int]) -> dict[str, str]:
+    """Variable by which a supervisor knows the accelerators of its run, and takes single ones out of service."""
+    machine = local_nodes(probe_host(store_folder())) if devices else []
+    names = {device: f"{node.name}:{device}" for node in machine for device in node.devices}
+    if not devices or not names.keys() >= set(devices):  # a part of the machine that no node has
+        return {}
+    ledger = None if queue_policy() else machine_ledger().folder  # a limit of a policy counts what a job holds
+    share = MachineShare(
+        store_url=store_url(),
+        accelerators=tuple(names[device] for device in devices),
+        is_queued=False,
+        spares=tuple(name for device, name in names.items() if device not in devices) if ledger else (),
+        ledger=str(ledger) if ledger else None,
+    )
+    return {HELD: share.model_dump_json()}
 
 
 def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
@@ -287,7 +313,7 @@ def _claims_of_others(claims: Sequence[Claim]) -> list[Claim]:
 
 
 def _claim(processes: Processes, run_dir: RunDir, team: str) -> tuple[int, dict[str, str]]:
-    """Claim the job's share in the ledger; returns the open file that keeps it, and CUDA_VISIBLE_DEVICES if needed."""
+    """Claim the job's share in the ledger; returns the open file that keeps it, and variables of the supervisor."""
     policy = queue_policy()
     shares: list[Share] = []
 
@@ -315,4 +341,4 @@ def _claim(processes: Processes, run_dir: RunDir, team: str) -> tuple[int, dict[
     devices = shares[0].devices
     names, visible = cuda_names(devices), [facts.index for facts in probe_accelerators()[: len(devices)]]
     is_default = names == ",".join(map(str, visible))  # by CUDA's own rule, which has no index of a part
-    return handle, {} if is_default else {"CUDA_VISIBLE_DEVICES": names}
+    return handle, ({} if is_default else {"CUDA_VISIBLE_DEVICES": names}) | _held(devices)

@@ -163,14 +163,16 @@ class DispatchedBackend(Backend):
 
     def drain(self, node: str, reason: str) -> None:
         """Keep jobs from starting there."""
-        check_undrain(self._store, node := self._named(node))
-        self._store.drain(node, reason, now=self._clock.now(), uid=os.getuid())
+        for name in self._named(node):
+            check_undrain(self._store, name)
+            self._store.drain(name, reason, now=self._clock.now(), uid=os.getuid())
         self._wake()
 
     def undrain(self, node: str) -> None:
         """Let jobs start there."""
-        check_undrain(self._store, node := self._named(node))
-        self._store.undrain(node)
+        for name in self._named(node):
+            check_undrain(self._store, name)
+            self._store.undrain(name)
         self._wake()
 
     def _wake_for(self, row: JobRow) -> None:
@@ -185,20 +187,23 @@ class DispatchedBackend(Backend):
         check_may_change(row)
         return row
 
-    def _named(self, node: str) -> str:
-        """The name of a node, or of an accelerator of it.
+    def _named(self, node: str) -> list[str]:
+        """The name of a node, or of an accelerator of it; those of all parts of a GPU in MIG mode.
 
         Raises:
             UsageError: there is none.
         """
-        names, (name, separator, index) = self.node_names, node.partition(":")
+        names = self.node_names
+        if node in names:  # a host of ssh may have a port
+            return [node]
+        name, _, accelerator = node.rpartition(":")
         if name not in names:
-            raise UsageError(f"no node `{name}`", hint=f"known nodes: {', '.join(names)}")
-        known = self.node_named(name).devices if separator else ()
-        if separator and (not index.isdecimal() or int(index) not in known):
-            has = f"its accelerators: {', '.join(map(str, known))}" if known else "it has none"
-            raise UsageError(f"`{name}` has no accelerator `{index}`", hint=has)
-        return f"{name}:{int(index)}" if separator else name
+            raise UsageError(f"no node `{name or node}`", hint=f"known nodes: {', '.join(names)}")
+        found = self.node_named(name)
+        if not (devices := found.devices_named(accelerator)):
+            has = f"its accelerators: {', '.join(map(str, found.devices))}" if found.devices else "it has none"
+            raise UsageError(f"`{name}` has no accelerator `{accelerator}`", hint=has)
+        return [f"{name}:{device}" for device in devices]
 
     @abc.abstractmethod
     def node_named(self, name: str) -> LocalNode:
@@ -313,16 +318,16 @@ def node_status(
         names = [str(claim) for claim in others if claim.share.cores or set(claim.share.devices) & set(node.devices)]
         here += [(", ".join(names), one) for one in elsewhere]
     cores = sum(one.cores for _, one in here)
-    devices = sum(len(one.devices) for _, one in here)
-    out = sum(f"{node.name}:{device}" in drains for device in node.devices)
-    full = cores >= node.cores or (devices >= len(node.devices) - out and len(node.devices) > 0)
+    usable = [device for device in node.devices if f"{node.name}:{device}" not in drains]
+    devices = sum(device in usable for _, one in here for device in one.devices)
+    full = cores >= node.cores or (devices >= len(usable) and len(node.devices) > 0)
     return NodeStatus(
         name=node.name,
         state=("draining" if here else "drained") if drained else "taken" if full else "mixed" if here else "free",
         reason=drained or drained_text([node], drains) or None,
         cores=node.cores,
         cores_taken=cores,
-        accelerators=len(node.devices) - out,
+        accelerators=len(usable),
         accelerators_taken=devices,
         accelerator=node.accelerator,
         memory_bytes=node.memory_bytes,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import final
 
 from trainworks.agent import supervisor
+from trainworks.agent.accelerators import MachineShare
 from trainworks.agent.command_nodes import run_agent
 from trainworks.agent.launch import end_left_over, make_ready, take_environment, take_run
 from trainworks.backends.editing import finish_edit
@@ -19,6 +20,7 @@ from trainworks.backends.local.machine import LocalNode, held_elsewhere
 from trainworks.backends.local.outcome import STOPPED_BEFORE_START
 from trainworks.backends.local.quotas import machine_ledger
 from trainworks.backends.ownership import check_run_dir, stopped_by
+from trainworks.backends.store_place import store_url
 from trainworks.errors import NotOwnerError
 from trainworks.files import closing_handle, take_lock
 from trainworks.host import process
@@ -170,8 +172,9 @@ class Launcher:
     def order(self, job: JobRow, run_dir: RunDir, resolved: ResolvedRun) -> str:
         """Make the run directory ready; returns the order for `prepare`'s copy."""
         make_ready(run_dir, resolved.processes, self._clock.now(), restarts=earlier_turns(self.events(job)))
-        devices = [device for one in job.placement for device in one.devices]
-        return json.dumps([str(run_dir.path), devices])
+        names = [f"{one.node}:{device}" for one in job.placement for device in one.devices]
+        share = MachineShare(store_url=store_url(), accelerators=tuple(names), is_queued=True)
+        return json.dumps([str(run_dir.path), share.model_dump()])
 
     def adopt(self, job: JobRow) -> Supervised | None:
         """The supervisor that another process started, if the process in the job's status still runs."""
@@ -254,7 +257,9 @@ def _key(run_dir: str) -> str:
 
 def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:
     """Supervise a job with the environment that it was submitted with and its accelerators."""
-    folder, devices = json.loads(text)
+    folder, held = json.loads(text)
+    share = MachineShare.model_validate(held)
+    devices = [int(name.rpartition(":")[2]) for name in share.accelerators]
     take_environment(RunDir(Path(folder)), {"CUDA_VISIBLE_DEVICES": cuda_names(devices)} if devices else {})
     lock, *claims = handles
-    return supervisor.main(folder, "0", lock, agent, claims)
+    return supervisor.main(folder, "0", lock, agent, claims, share)

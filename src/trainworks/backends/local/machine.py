@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from trainworks.errors import UsageError
 from trainworks.host.ledger import Claim
+from trainworks.jobs.accelerator_names import drained_accelerator
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.queueing.fair_share import Rank
@@ -35,6 +36,12 @@ class LocalNode:
     memory_bytes: int
     down: str | None = None
     """Why it takes no jobs: another machine that does not answer."""
+    names: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """What a user may call each accelerator, where its driver says more than the index: `AcceleratorFacts.names`."""
+
+    def devices_named(self, name: str) -> tuple[int, ...]:
+        """Accelerators by index or UUID; those of a GPU are all its parts by MIG."""
+        return tuple(device for device in self.devices if name in (str(device), *self.names.get(device, ())))
 
 
 def local_nodes(host: HostFacts) -> list[LocalNode]:
@@ -55,6 +62,7 @@ def local_nodes(host: HostFacts) -> list[LocalNode]:
             devices=tuple(facts.index for facts in host.accelerators[index * each : (index + 1) * each]),
             accelerator=host.accelerators[0].name if each else None,
             memory_bytes=host.memory_bytes // count,
+            names={facts.index: facts.names for facts in host.accelerators},
         )
         for index in range(count)
     ]
@@ -112,10 +120,9 @@ def drained_accelerators(
 
 def drained_text(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> str:
     """Accelerators out of service and why: `accelerator 2 is drained (XID 79)`; the node, too, where there are more."""
-    of = "" if len(machine) == 1 else " of {}"
-    named = [(node, device, drained.get(f"{node.name}:{device}")) for node in machine for device in node.devices]
-    texts = [f"accelerator {device}{of.format(node.name)} is drained ({why})" for node, device, why in named if why]
-    return ", ".join(texts)
+    names = [f"{node.name}:{device}" for node in machine for device in node.devices]
+    named = len(machine) > 1
+    return ", ".join(drained_accelerator(name, drained[name], names_node=named) for name in names if name in drained)
 
 
 def held_elsewhere(

@@ -58,6 +58,10 @@ class SlurmBackend(Backend):
 
     name: ClassVar[str] = "slurm"
     unsupported: ClassVar[frozenset[Capability]] = frozenset({"drain.accelerator"})
+    without_accelerator: ClassVar[str] = (
+        "once it is drained, an administrator lowers its `Gres` in slurm.conf, leaves the device out of `File` in "
+        "gres.conf, and restarts slurmctld and its slurmd"
+    )
 
     def __init__(
         self,

@@ -51,6 +51,7 @@ class HostFact:
             accelerator=host.accelerators[0].name if host and host.accelerators else None,
             memory_bytes=host.memory_bytes if host else _UNKNOWN_BYTES,
             down=self.reason,
+            names={one.index: one.names for one in host.accelerators} if host else {},
         )
 
     def held(self, claims: Iterable[Claim]) -> list[Placement]:

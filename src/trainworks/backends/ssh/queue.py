@@ -22,6 +22,7 @@ from typing import Any, final
 
 from pydantic import BaseModel
 
+from trainworks.agent.accelerators import HeldAccelerators
 from trainworks.agent.allocation import Allocation, unhealthy_nodes
 from trainworks.agent.command_nodes import nodes_of
 from trainworks.agent.launch import run_mark, take_environment
@@ -83,6 +84,8 @@ class TurnOrder(BaseModel):
     turn: str
     """Name of the turn, which marks its processes on all hosts."""
     hosts: tuple[HostShare, ...]
+    store_url: str
+    """The job store of the queue."""
 
     def marks(self, host: str) -> dict[str, str]:
         """Variables of all processes of this turn on a host."""
@@ -106,6 +109,8 @@ class SshHosts(OwnProcesses):
         self.addresses: Sequence[str] = [host.address for host in order.hosts]
         self._order = order
         self._options = options
+        names = [[f"{host.name}:{device}" for device in host.devices] for host in order.hosts]
+        self.accelerators = HeldAccelerators(order.store_url, names, is_queued=True) if any(names) else None
         self._has_roles = has_roles
         """Whether a host sees the accelerators alone that it requested, which may be none."""
 
@@ -258,7 +263,9 @@ class SshLauncher(Launcher):
         except (TrainworksError, OSError):
             return True  # its launch says what is wrong with the run directory
         facts = {host.name: (host.facts, host.address) for host in self.facts() if host.facts}
-        order = TurnOrder(run_dir=str(run_dir.path), job=str(job.id), turn=secrets.token_hex(8), hosts=())
+        order = TurnOrder(
+            run_dir=str(run_dir.path), job=str(job.id), turn=secrets.token_hex(8), hosts=(), store_url=store_url()
+        )
         orders = []
         for one in placement:
             share = Share(

@@ -7,8 +7,8 @@ check is about, and `Unreadable` if this user cannot read it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, TypeVar
 
@@ -33,6 +33,9 @@ class Reading:
     """Replaces the severity of the check."""
     action: str | None = None
     """Replaces the action of the check."""
+    faulty: Mapping[int, str] = field(default_factory=dict)
+    """Problem of each GPU by index, if faults of these GPUs alone explain all; empty where the node or a link may be at
+    fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class CheckResult:
     action: str
     source: str
     problems: tuple[str, ...] = ()
+    faulty: Mapping[int, str] = field(default_factory=dict)
+    """Problem of each GPU by index, if faults of these GPUs alone explain all."""
 
     @property
     def complaint(self) -> str:
@@ -84,7 +89,8 @@ class HealthCheck:
     def _result(self, verdict: HealthVerdict, reading: Reading) -> CheckResult:
         action = reading.action or self.action
         problems = tuple(reading.problems)
-        return CheckResult(self.name, verdict, reading.figure, self.limit, action, self.source, problems)
+        source, faulty = self.source, dict(reading.faulty)
+        return CheckResult(self.name, verdict, reading.figure, self.limit, action, source, problems, faulty)
 
 
 def check(

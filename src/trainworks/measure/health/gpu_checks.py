@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from trainworks.catalog import catalog
-from trainworks.measure.health.check import ASSUMPTION, CheckSeverity, Reading, beyond, check, measured, warning_check
+from trainworks.measure.health.check import (
+    ASSUMPTION,
+    CheckSeverity,
+    Reading,
+    V,
+    beyond,
+    check,
+    measured,
+    warning_check,
+)
 from trainworks.measure.health.gpus import Gpu
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable, listed
 from trainworks.units import format_gib
@@ -44,12 +54,14 @@ def gpu_count(node: NodeView) -> Reading:
     wanted = node.expected.accelerators if part is not None and part.vendor in ("NVIDIA", "AMD") else None
     if not (wanted or on_bus or answering):
         raise NotApplicable("no GPU")
-    problems = list(node.driver.lost)
+    lost = {gpu.index: gpu.error for gpu in node.driver.lost if gpu.index is not None}
+    problems = list(map(str, node.driver.lost))
     if answering + len(node.driver.lost) < on_bus and not node.inside_job:
         problems.append(f"{on_bus} GPUs on the PCI bus, {answering} in the driver")
     if wanted is not None and answering != wanted:
         problems.append(f"{answering} GPUs answer, {wanted} expected")
-    return Reading(f"{answering} of {wanted or max(on_bus, answering)}", problems)
+    is_explained = answering + len(lost) == (wanted or max(on_bus, answering + len(lost)))
+    return Reading(f"{answering} of {wanted or max(on_bus, answering)}", problems, faulty=lost if is_explained else {})
 
 
 @check(
@@ -160,26 +172,22 @@ def gpu_ecc_mode(node: NodeView) -> Reading:
 def gpu_ecc_errors(node: NodeView) -> Reading:
     """No GPU has counted an uncorrected memory error since its last reset."""
     errors = measured(node.gpus, lambda gpu: gpu.uncorrected_errors, "GPUs without ECC")
-    return Reading(
-        str(sum(count for _, count in errors)), beyond(errors, bool, lambda n: f"has {n} uncorrected errors")
-    )
+    return _own_faults(str(sum(count for _, count in errors)), errors, bool, lambda n: f"has {n} uncorrected errors")
 
 
 @check(limit="below the vendor's threshold", action="replace the GPU", source=_SRAM)
 def gpu_sram_errors(node: NodeView) -> Reading:
     """The GPU does not report more SRAM errors than its vendor allows."""
     flags = measured(node.gpus, lambda gpu: gpu.sram_exceeded, "the driver does not report SRAM errors")
-    return Reading(_share(flags, False), beyond(flags, bool, lambda _: "exceeds the vendor's limit of SRAM errors"))
+    return _own_faults(_share(flags, False), flags, bool, lambda _: "exceeds the vendor's limit of SRAM errors")
 
 
 @check(limit="0 failed remappings", action="replace the GPU", source=AZURE_ECC)
 def row_remapping(node: NodeView) -> Reading:
     """Every broken row of memory could be replaced by a spare one."""
     rows = measured(node.gpus, lambda gpu: gpu.rows, "GPUs without row remapping")
-    return Reading(
-        f"{sum(row.failed for _, row in rows)} failed",
-        beyond(rows, lambda row: row.failed, lambda _: "failed to remap a row"),
-    )
+    failed = f"{sum(row.failed for _, row in rows)} failed"
+    return _own_faults(failed, rows, lambda row: row.failed, lambda _: "failed to remap a row")
 
 
 @warning_check(
@@ -205,8 +213,8 @@ def remapped_rows(node: NodeView) -> Reading:
     rows = measured(
         node.gpus, lambda gpu: None if gpu.rows is None else gpu.rows.uncorrectable, "GPUs without row remapping"
     )
-    problems = beyond(rows, lambda count: count > _MOST_ROWS, lambda count: f"has remapped {count} rows")
-    return Reading(str(max(count for _, count in rows)), problems)
+    most = str(max(count for _, count in rows))
+    return _own_faults(most, rows, lambda count: count > _MOST_ROWS, lambda count: f"has remapped {count} rows")
 
 
 @check(
@@ -305,6 +313,15 @@ def gpu_firmware(node: NodeView) -> Reading:
     usual = Counter(version for _, version in versions).most_common(1)[0][0]
     problems = beyond(versions, lambda version: version != usual, lambda version: f"has {version}, most have {usual}")
     return Reading(usual, problems if _same_names(node) else [])
+
+
+def _own_faults(
+    figure: str, values: list[tuple[Gpu, V]], bad: Callable[[V], object], describe: Callable[[V], str]
+) -> Reading:
+    """What a check saw whose limit a GPU exceeds by a fault of its own: the others of its node are as good as ever."""
+    problems = beyond(values, bad, describe)
+    indices = [gpu.index for gpu, value in values if bad(value)]
+    return Reading(figure, problems, faulty=dict(zip(indices, problems, strict=True)))
 
 
 def _same_names(node: NodeView) -> bool:

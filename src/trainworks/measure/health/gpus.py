@@ -91,6 +91,18 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
+class LostGpu:
+    """A GPU that the driver counts and cannot open."""
+
+    error: str
+    index: int | None = None
+    """None for one that this process may not open, and for AMD, whose GPUs are counted once they are driven."""
+
+    def __str__(self) -> str:
+        return self.error
+
+
+@dataclass(frozen=True, slots=True)
 class GpuDriver:
     """The driver and its GPUs."""
 
@@ -99,8 +111,7 @@ class GpuDriver:
     cuda: tuple[int, int] | None = None
     """Newest CUDA version of the driver; None for AMD."""
     gpus: tuple[Gpu, ...] = ()
-    lost: tuple[str, ...] = ()
-    """GPUs that the driver counts and cannot open, each with the error."""
+    lost: tuple[LostGpu, ...] = ()
     error: str = ""
     """Reason why the driver does not answer."""
 
@@ -118,7 +129,7 @@ def read_driver(nvml: Any) -> GpuDriver:
             version=nvml.nvmlSystemGetDriverVersion(),
             cuda=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
             gpus=tuple(each for each in opened if isinstance(each, Gpu)),
-            lost=tuple(each for each in opened if isinstance(each, str)),
+            lost=tuple(each for each in opened if isinstance(each, LostGpu)),
         )
     except pynvml.NVMLError as error:
         return GpuDriver(error=f"NVML: {error}")
@@ -126,11 +137,12 @@ def read_driver(nvml: Any) -> GpuDriver:
         nvml.nvmlShutdown()
 
 
-def _open(nvml: Any, index: int) -> Gpu | str:
+def _open(nvml: Any, index: int) -> Gpu | LostGpu:
     try:
         return _read_gpu(nvml, index, nvml.nvmlDeviceGetHandleByIndex(index))
     except pynvml.NVMLError as error:
-        return f"GPU {index} does not answer: {error}"
+        is_hidden = error.value == pynvml.NVML_ERROR_NO_PERMISSION  # of another job, by the cgroup of this one
+        return LostGpu(f"GPU {index} does not answer: {error}", None if is_hidden else index)
 
 
 def _read_gpu(nvml: Any, index: int, handle: Any) -> Gpu:
@@ -230,7 +242,7 @@ def read_amd_driver(root: Path, devices: Sequence[Path], read: ReadText) -> GpuD
         return GpuDriver(error="amdgpu is not loaded")
     known = [AmdGpu(folder, read) for folder in devices]
     driven = [gpu for gpu in known if gpu.is_driven]
-    lost = [f"GPU {gpu.folder.name} is not driven by amdgpu" for gpu in known if gpu not in driven]
+    lost = [LostGpu(f"GPU {gpu.folder.name} is not driven by amdgpu") for gpu in known if gpu not in driven]
     # links to other accelerators by PCI address
     found: Counter[str] = Counter()
     for node in sorted(root.glob("sys/class/kfd/kfd/topology/nodes/*")):

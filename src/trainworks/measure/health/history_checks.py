@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from trainworks.catalog import catalog
 from trainworks.catalog.facts import XidAction
-from trainworks.measure.health.check import ASSUMPTION, Reading, check, warning_check
+from trainworks.measure.health.check import ASSUMPTION, CheckSeverity, Reading, check, warning_check
 from trainworks.measure.health.gpu_checks import AWS, AZURE
 from trainworks.measure.health.host_checks import NPD
 from trainworks.measure.health.node import NVIDIA, NodeView, NotApplicable
@@ -25,6 +25,8 @@ _DISK = re.compile(
 )
 """Errors of disks; optical and floppy drives, which virtual machines have without a medium, do not count."""
 _DAY_S = 86400.0
+_OF_MORE_THAN_A_GPU = ("XID 74", "XID 151", "XID 168")
+"""Codes that name a GPU and may come of a link's other end, of the NVSwitch, or of the machine."""
 _FAILING = ("reset", "reboot", "isolate")
 _IN_TEXT = {
     "Node Reboot Required": "reboot",
@@ -57,8 +59,12 @@ def xid(node: NodeView) -> Reading:
     bad = [(gpu, known, action) for gpu, known, action in seen if action in _FAILING]
     watched = [(gpu, known, action) for gpu, known, action in seen if action in ("monitor", "support")]
     worst = max((action for _, _, action in bad or watched), key=list(_DO).index, default="ignore")
-    problems = dict.fromkeys(f"GPU {gpu} had {known.name}: {known.meaning}" for gpu, known, _ in bad or watched)
-    return Reading(f"{len(seen)} in the log", list(problems), "failed" if bad else "warning", _DO[worst])
+    problems = {f"GPU {gpu} had {known.name}: {known.meaning}": (gpu, known) for gpu, known, _ in bad or watched}
+    owners = [(_owner(node, gpu, known), text) for text, (gpu, known) in problems.items()]
+    faulty = {index: text for index, text in reversed(owners) if index is not None}  # the first of each GPU
+    is_explained = bool(bad) and None not in dict(owners)
+    severity: CheckSeverity = "failed" if bad else "warning"
+    return Reading(f"{len(seen)} in the log", list(problems), severity, _DO[worst], faulty if is_explained else {})
 
 
 @check(
@@ -122,8 +128,24 @@ def _xids(node: NodeView) -> Iterator[tuple[str, XidAction, str]]:
         if match := re.search(r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]+)\): (?P<code>\d+)(?P<rest>.*)", line):
             known, now = _known(match["code"]), match["rest"].rpartition(" to ")[2]
             action = next((act for text, act in _IN_TEXT.items() if text in now), known.action)
-            if action != "reset" or (number > reset_at and _age_s(node, line) < _DAY_S):
+            age_s = _age_s(node, line)
+            if age_s < node.xids_within_s and (action != "reset" or (number > reset_at and age_s < _DAY_S)):
                 yield match["gpu"], known, action
+
+
+def _owner(node: NodeView, address: str, known: XidAction) -> int | None:
+    """Index of the GPU that an XID is the fault of, by its PCI address in the kernel's log (`0000:04:00`); None if
+    another part may be at fault, or no GPU has that address.
+
+    The driver does not say the address of a GPU that it cannot open: it is the one that is lost, where that is one.
+    """
+    if known.name in _OF_MORE_THAN_A_GPU:
+        return None
+    place = address.lower()
+    for gpu in node.driver.gpus:
+        if gpu.bus_id.removeprefix("0000").startswith(place):
+            return gpu.index
+    return node.driver.lost[0].index if len(node.driver.lost) == 1 else None
 
 
 def _known(code: str) -> XidAction:

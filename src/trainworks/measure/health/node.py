@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -103,6 +104,8 @@ class NodeView:
     """Program that asks a file system; the folder is appended."""
     mount_timeout_s: float = MOUNT_TIMEOUT_S
     """Time that it has to answer."""
+    xids_within_s: float = math.inf
+    """Age from which on an XID in the kernel's log does not count."""
     cuda: Callable[[], str] = field(default=cuda_of_wheels)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     history: Callable[[str, str | None], NodeHistory | None] = lambda _name, _accelerator: None

@@ -19,6 +19,12 @@ from trainworks.measure.health.node import NodeView, NotApplicable, listed
 from trainworks.results import Result
 from trainworks.units import format_gib
 
+GPU_CHECKS = (
+    *(each for each in vars(gpu_checks).values() if isinstance(each, HealthCheck)),
+    *(fabric_checks.nvlink_state, fabric_checks.fabric_manager, fabric_checks.fabric_state),
+    *(history_checks.xid, history_checks.nvswitch_errors),
+)
+"""Checks of GPUs, and of what connects them inside their node."""
 HEALTH_CHECKS = tuple(
     each
     for module in (gpu_checks, fabric_checks, host_checks, history_checks)
@@ -38,6 +44,8 @@ class NodeHealth(Result):
     results: tuple[CheckResult, ...]
     facts: Mapping[str, str]
     """Versions, clocks and counts that the nodes of a fleet share."""
+    num_gpus: int
+    """GPUs that the driver counts."""
     seconds: float
 
     def with_verdict(self, verdict: HealthVerdict) -> list[CheckResult]:
@@ -49,14 +57,33 @@ class NodeHealth(Result):
         """The checks for which the node should get no job."""
         return self.with_verdict("failed")
 
+    @property
+    def broken_gpus(self) -> dict[int, str]:
+        """Complaints about GPUs that are at fault alone, by index, if that is all that failed; else empty.
 
-def check_node(node: NodeView) -> NodeHealth:
-    """Run every check on a node."""
+        Several GPUs are at fault alone if they are at most half of those of the node: a power supply or a baseboard
+        fails with most of them.
+        """
+        found: dict[int, list[str]] = {}
+        for result in self.failed:
+            if not result.faulty:
+                return {}
+            for index, problem in result.faulty.items():
+                found.setdefault(index, []).append(f"{result.check}: {problem}")
+        if len(found) > max(1, self.num_gpus // 2):
+            return {}
+        return {index: "; ".join(complaints) for index, complaints in sorted(found.items())}
+
+
+def check_node(node: NodeView, checks: Sequence[HealthCheck] = HEALTH_CHECKS) -> NodeHealth:
+    """Run checks on a node, all by default."""
     start_s = time.perf_counter()
-    with suppress(OSError):  # reported by its check
-        node.asked  # noqa: B018, file servers answer while the other checks run
-    results = tuple(each.result(node) for each in HEALTH_CHECKS)
-    return NodeHealth(node.name, node.expected.text, results, node_facts(node), time.perf_counter() - start_s)
+    if checks is HEALTH_CHECKS:
+        with suppress(OSError):  # reported by its check
+            node.asked  # noqa: B018, file servers answer while the other checks run
+    results = tuple(each.result(node) for each in checks)
+    num_gpus, took_s = len(node.driver.gpus) + len(node.driver.lost), time.perf_counter() - start_s
+    return NodeHealth(node.name, node.expected.text, results, node_facts(node), num_gpus, took_s)
 
 
 def node_facts(node: NodeView) -> dict[str, str]:

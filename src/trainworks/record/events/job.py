@@ -40,8 +40,17 @@ class SubmittedEvent(Stamp):
     """Start of the allocation, in seconds since the epoch."""
 
 
+class BrokenAccelerator(TypedDict):
+    """An accelerator that a check names."""
+
+    index: int
+    """Number by which the driver of its node counts it."""
+    message: str
+    """What the checks say of it."""
+
+
 class NodeCheckEvent(Stamp):
-    """A node was checked before its ranks start: `job.health`."""
+    """A node was checked before its ranks start (`job.health`), or its accelerators after one of them failed."""
 
     kind: Literal["node_check"]
     node: int
@@ -49,6 +58,20 @@ class NodeCheckEvent(Stamp):
     message: str
     """Empty if the node passed."""
     hint: str
+    accelerators: NotRequired[list[BrokenAccelerator]]
+    """Accelerators whose own faults are all that failed."""
+
+
+class AcceleratorDrainedEvent(Stamp):
+    """An accelerator of the job failed, and is out of service from now on."""
+
+    kind: Literal["accelerator_drained"]
+    node: int
+    """Number among all nodes."""
+    accelerator: str
+    """Its name in the queue: `box1:2`."""
+    message: str
+    """The evidence."""
 
 
 class NodesUnhealthyEvent(Stamp):

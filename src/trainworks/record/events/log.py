@@ -19,6 +19,7 @@ Event: TypeAlias = (
     job.ChangedEvent
     | job.SubmittedEvent
     | job.NodeCheckEvent
+    | job.AcceleratorDrainedEvent
     | job.NodesUnhealthyEvent
     | job.StateEvent
     | job.AgentStartedEvent
