@@ -185,3 +185,14 @@ def test_an_accelerator_is_named_by_number_or_uuid_and_a_mig_instance_stands_for
         started("true", gpus=2)
     with pytest.raises(UsageError, match="has no accelerator `MIG-c`"):
         trainworks.drain(f"{socket.gethostname()}:MIG-c", "by hand")
+
+
+def test_an_accelerator_that_its_driver_lost_can_be_back_in_service(machine: GpuMachine) -> None:
+    name = f"{socket.gethostname()}:0"
+    trainworks.drain(name, "XID 79")
+    machine.describe({"lost": True}, {})
+    (node,) = trainworks.nodes()
+    assert (node.accelerators, node.reason) == (1, None), "the other one is there"
+    undrain(name)
+    machine.describe({}, {})
+    assert drained() is None

@@ -168,8 +168,9 @@ class DispatchedBackend(Backend):
         self._wake()
 
     def undrain(self, node: str) -> None:
-        """Let jobs start there."""
-        check_undrain(self._store, node := self._named(node))
+        """Let jobs start there; also with an accelerator that its driver does not find any more."""
+        node = node if node in self._store.drains() else self._named(node)
+        check_undrain(self._store, node)
         self._store.undrain(node)
         self._wake()
 
