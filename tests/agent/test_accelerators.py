@@ -200,3 +200,14 @@ def test_an_accelerator_is_named_by_number_or_uuid_and_a_divided_gpu_stands_for_
         trainworks.drain(f"{socket.gethostname()}:MIG-c", "by hand")
     undrain(f"{socket.gethostname()}:{name}")
     assert not drained()
+
+
+def test_an_accelerator_that_its_driver_lost_can_be_back_in_service(machine: GpuMachine) -> None:
+    name = f"{socket.gethostname()}:0"
+    trainworks.drain(name, "XID 79")
+    machine.describe({"lost": True}, {})
+    (node,) = trainworks.nodes()
+    assert (node.accelerators, node.reason) == (1, None), "the other one is there"
+    undrain(name)
+    machine.describe({}, {})
+    assert drained() is None

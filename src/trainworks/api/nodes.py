@@ -34,7 +34,7 @@ def nodes(cluster: str | None = None) -> list[NodeStatus]:
 
 
 def drain(node: str, reason: str, *, cluster: str | None = None) -> None:
-    """Start no more jobs on a node, or with one accelerator of it, `NODE:2`; running jobs continue.
+    """Start no more jobs on a node, or with one accelerator of it, `NODE:2` or `NODE:UUID`; running jobs continue.
 
     Raises:
         UsageError: no such node or accelerator, or its cluster cannot take one accelerator out of service.

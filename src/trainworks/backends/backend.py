@@ -338,7 +338,7 @@ class Backend(abc.ABC):
     def drain(self, node: str, reason: str) -> None:
         """Give the node no more jobs; running ones continue.
 
-        With `drain.accelerator`, `NODE:2` is its accelerator of this index alone.
+        With `drain.accelerator`, `NODE:2` is its accelerator of this index, or UUID, alone.
         """
         self._refuse("drain")
 

@@ -169,8 +169,8 @@ class DispatchedBackend(Backend):
         self._wake()
 
     def undrain(self, node: str) -> None:
-        """Let jobs start there."""
-        for name in self._named(node):
+        """Let jobs start there; also with an accelerator that its driver does not find any more."""
+        for name in [node] if node in self._store.drains() else self._named(node):
             check_undrain(self._store, name)
             self._store.undrain(name)
         self._wake()

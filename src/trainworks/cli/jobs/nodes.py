@@ -24,7 +24,8 @@ def nodes_command(cluster: OnCluster = None, as_json: AsJson = False) -> None:
 
 def drain_command(
     node: Annotated[
-        str, typer.Argument(metavar="NODE", help="A name of `trainworks nodes`; NODE:2 is one accelerator.")
+        str,
+        typer.Argument(metavar="NODE", help="A name of `trainworks nodes`; NODE:2, or NODE:UUID, is an accelerator."),
     ],
     reason: Annotated[str | None, typer.Option("--reason", help="Shown to users whose jobs wait for the node.")] = None,
     undo: Annotated[bool, typer.Option("--undo", help="Let jobs start there again.")] = False,
