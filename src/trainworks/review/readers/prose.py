@@ -88,8 +88,9 @@ def _blocks(text: str) -> Iterator[CodeBlock]:
             yield CodeBlock("sh", "\n".join(lines[at:end]), at + 1, 0)
         else:
             end = at
-            for found in _INLINE.finditer(lines[at]) if not _ADVISES_AGAINST.search(lines[at]) else ():
-                yield CodeBlock("sh", found[1], at + 1, found.start(1))
+            for found in _INLINE.finditer(lines[at]):
+                if not _ADVISES_AGAINST.search(lines[at]):
+                    yield CodeBlock("sh", found[1], at + 1, found.start(1))
         at = end + 1 if fence or end == at else end
 
 

@@ -17,9 +17,8 @@ Kind = Literal[
 ]  # fmt: skip
 """What a quantity counts; `ranks` are accelerators, or the processes on them."""
 
-_KEPT = frozenset("（），：；！？～")
-"""Signs of full width that separate the parts of a Chinese sentence."""
-_ASCII = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F) if chr(code) not in _KEPT} | {0x3000: 0x20}
+_WIDE = re.compile("[\uff02-\uff07\uff0a\uff0b\uff0d-\uff19\uff1c-\uff1e\uff20-\uff5d\u3000]")
+"""Letters, digits and signs of full width, without the punctuation that separates the parts of a Chinese sentence."""
 
 _NUMERALS = {
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
@@ -102,7 +101,7 @@ def ascii_width(text: str) -> str:
     >>> ascii_width("１０亿")
     '10亿'
     """
-    return text.translate(_ASCII)
+    return _WIDE.sub(lambda found: " " if found[0] == "\u3000" else chr(ord(found[0]) - 0xFEE0), text)
 
 
 def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:

@@ -53,9 +53,11 @@ def disabled_gpudirect(file: ReviewedFile) -> Iterator[Problem]:
     good="export NCCL_ALGO=^NVLS\n",
 )
 def forced_ring(file: ReviewedFile) -> Iterator[Problem]:
-    """`NCCL_ALGO` is Ring alone."""
-    for setting in file.settings:
-        if setting.name == "NCCL_ALGO" and setting.value.lower() == "ring":
+    """`NCCL_ALGO` is Ring alone, without other values beside it, in a file that does not name determinism."""
+    same = re.search(r"determin|repro|CUBLAS_WORKSPACE_CONFIG", file.text, re.IGNORECASE)
+    for setting in file.settings if not same else ():
+        others = re.search(r"\b[Tt]ree\b|CollNet|NVLS", file.lines[setting.line - 1])
+        if setting.name == "NCCL_ALGO" and setting.value.lower() == "ring" and not others:
             yield setting.problem(f"`{setting.name}={setting.value}` forces rings")
 
 

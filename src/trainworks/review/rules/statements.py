@@ -22,10 +22,12 @@ def _read_rules() -> Iterator[ReviewRule]:
             vocabulary()[concept]
         denied, message = row.pop("denied", False), row.pop("message")
         row["bad"], row["good"] = row["bad"] + "\n", row["good"] + "\n"
-        yield ReviewRule(_check_of(patterns, unless, denied=denied, message=message), id_, file="guide.md", **row)
+        # what is outdated is so throughout a text
+        check = _check_of(patterns, unless, message, denied=denied, once=row["severity"] == "note")
+        yield ReviewRule(check, id_, file="guide.md", **row)
 
 
-def _check_of(patterns: Sequence[Pattern], unless: Sequence[str], *, denied: bool, message: str) -> Check:
+def _check_of(patterns: Sequence[Pattern], unless: Sequence[str], message: str, *, denied: bool, once: bool) -> Check:
     def check(file: ReviewedFile) -> Iterator[Problem]:
         places: dict[int, Problem] = {}
         for pattern in patterns:
@@ -33,7 +35,7 @@ def _check_of(patterns: Sequence[Pattern], unless: Sequence[str], *, denied: boo
                 found = pattern.find(statement)
                 if found and not statement.names(*unless) and (denied or not statement.is_denied):
                     places.setdefault(id(statement), statement.problem(found[0], message))
-        yield from places.values()
+        yield from sorted(places.values(), key=lambda one: one.line)[: 1 if once else None]
 
     return check
 
