@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -32,6 +33,16 @@ def test_a_wrong_claim_is_found_in_other_words(row: dict[str, str]) -> None:
 @pytest.mark.parametrize("row", RIGHT, ids=lambda row: row["text"][:20])
 def test_a_right_statement_raises_nothing(row: dict[str, str]) -> None:
     assert check_text(row["text"] + "\n", EVERY, name=row["file"]) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_text_of_any_words_is_read(seed: int) -> None:
+    mixed = random.Random(seed)
+    words = [word for row in WRONG + RIGHT for word in row["text"].split(" ")]
+    text = " ".join(mixed.choices(words, k=60)) + "\n\n| " + " | ".join(mixed.choices(words, k=9)) + " |\n"
+    lines = text.split("\n")
+    for finding in check_text(text, EVERY, name="guide.md"):
+        assert 1 <= finding.column <= len(lines[finding.line - 1]) + 1
 
 
 def test_the_guide_has_the_numbers_of_the_sets() -> None:

@@ -41,7 +41,7 @@ _NUMBER = (
 )
 _END = r"(?![A-Za-z0-9/])"
 _OF = (
-    r"(?:(?:NVIDIA|Nvidia|英伟达|Mellanox|AMD|GPU|IB|InfiniBand|ConnectX-?\d|DGX|HGX|free|idle|compute|空闲的?|计算|物理)"
+    r"(?:(?:NVIDIA|Nvidia|英伟达|Mellanox|AMD|GPU|IB|InfiniBand|ConnectX-?\d|DGX|HGX|free|idle|compute|空闲的?|计算|物理|\d+\s?[x×]\s?[A-Z]+\d+[\w-]*)"
     r"\s*)*"
 )
 _NAMED_PART = r"(?=(?:[ABHV]\d{2,3}|GB[23]00|GH200|MI\d{3}|RTX))"
@@ -59,9 +59,10 @@ _UNITS: tuple[tuple[Kind, str, float], ...] = (
     *(("bytes", rf"{prefix}iB(?![A-Za-z0-9/])", size) for prefix, size in _KIBI.items()),
     ("watts", rf"W{_END}|瓦", 1.0),
     ("watts", rf"kW{_END}", 1e3),
-    ("share", r"%|％|percent\b", 0.01),
+    ("share", r"%|％|percent\b|per cent\b|个?百分点", 0.01),
     ("share", r"成(?![为本立功分])", 0.1),
     ("factor", r"倍|[x×](?![A-Za-z0-9×])|times\b|-?fold\b", 1.0),
+    ("factor", "twice", 2.0),  # without a number
     ("hours", r"(?:training |GPU )?(?:hours?|hrs?)\b|(?:个)?小时", 1.0),
     ("money", r"(?:US )?(?:dollars?|USD)\b|美元", 1.0),
     ("money", "$", 1.0),  # before the number
@@ -71,7 +72,8 @@ _UNITS: tuple[tuple[Kind, str, float], ...] = (
     ("nodes", rf"(?:[个台]|[x×*-])?\s*{_OF}(?:nodes?|servers?|machines?)(?![A-Za-z])", 1.0),
     ("nodes", rf"[个台]?\s*{_OF}(?:节点|服务器)|台|机(?![架柜器房])", 1.0),
 )
-_AFTER = r"(?P<after>\s?(?:\+|以上|or (?:more|newer)))?"
+_AFTER = r"(?P<after>\s?(?:\+|以上|起(?![点到])|or (?:more|newer)))?"
+_TWICE = r"\b(?:[Tt]wice|[Dd]ouble)\b(?P<number>)(?P<upper>)(?P<scale>)(?P<more>)(?P<after>)"
 _LOOSE = ("share", "factor", "ranks", "nodes", "hours")
 """Kinds whose number may be a word."""
 
@@ -113,7 +115,7 @@ def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:
     found = [
         StatedQuantity(
             kind,
-            _number(match["upper"] or match["number"]) * _SCALES.get(match["scale"] or "", 1.0) * size,
+            _number(match["upper"] or match["number"] or "1") * _SCALES.get(match["scale"] or "", 1.0) * size,
             match.start(),
             match.end(),
             match[0],
@@ -128,8 +130,9 @@ def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:
 @cache
 def _patterns(kind: Kind) -> tuple[tuple[re.Pattern[str], float], ...]:
     number = _NUMBER if kind in _LOOSE else _NUMBER.replace(f"|{_LETTERS}", "")
+    special = {"$": rf"\$\s?{number}{_AFTER}", "twice": _TWICE}
     return tuple(
-        (re.compile(rf"\$\s?{number}{_AFTER}" if unit == "$" else rf"{number}\s?(?:{unit}){_AFTER}"), size)
+        (re.compile(special.get(unit, rf"{number}\s?(?:{unit}){_AFTER}")), size)
         for of, unit, size in _UNITS
         if of == kind
     )

@@ -34,7 +34,7 @@ _LONGEST_SENTENCE = 600
 _WITHIN = 90
 _ADDRESS = re.compile(r"(?:https?|ftp|s3|file)://[^\s)>\]\u4e00-\u9fff]+")
 _LATIN = re.compile(r"[A-Za-z0-9(]|\[A-Z")
-_CLOSE, _AT_ONCE = 40, 6
+_CLOSE, _AT_ONCE = 40, 3
 """Characters between two parts of a chain, at most."""
 _CHINESE = re.compile("[\u4e00-\u9fff]")
 _SOFT_BREAK = 50

@@ -22,10 +22,11 @@ _AFTER = (
     r"\s*(?:parallel\w*|并行(?:度)?)?\s*(?:size|degree)?\s*(?:跨|占|共|为|取|is|of|over|takes|spans|has)?"
     r"[^\d\n。;；，,]{0,12}?"
 )
+_SIZE = r"(\d+)(?:[- ]way)? {0}|(?<![A-Za-z]){1}(?![A-Za-z_])\s*[=:：×x]?\s*(\d+)|(?:{2}){3}(\d+)"
 _AXES = {
-    "DP": rf"(?<![A-Za-z])DP(?![A-Za-z_])\s*[=:：×x]?\s*(\d+)|(?:[Dd]ata[- ]parallel|数据并行){_AFTER}(\d+)",
-    "TP": rf"(?<![A-Za-z])TP(?![A-Za-z_])\s*[=:：×x]?\s*(\d+)|(?:[Tt]ensor[- ]parallel|张量并行){_AFTER}(\d+)",
-    "PP": rf"(?<![A-Za-z])PP(?![A-Za-z_])\s*[=:：×x]?\s*(\d+)|(?:[Pp]ipeline[- ]parallel|流水线?并行){_AFTER}(\d+)",
+    "DP": _SIZE.format("[Dd]ata[- ]parallel", "DP", "[Dd]ata[- ]parallel|数据并行", _AFTER),
+    "TP": _SIZE.format("[Tt]ensor[- ]parallel", "TP", "[Tt]ensor[- ]parallel|张量并行", _AFTER),
+    "PP": _SIZE.format("[Pp]ipeline", "PP", "[Pp]ipeline[- ]parallel|流水线?并行", _AFTER),
 }
 _TOTAL = re.compile(
     r"(?<![\d.,-])(\d[\d,]*)\s*(?:块|张|个|x|×)?\s*(?:NVIDIA\s+)?(?:[ABH]\d{2,3}(?!\d)|GPUs?|accelerators?|卡)"
@@ -43,7 +44,10 @@ _VERSIONS: dict[Component, re.Pattern[str]] = {
     "operating system": re.compile(
         r"(?<![A-Za-z])(?P<name>CentOS|Ubuntu|Debian)(?: Linux)?[ :-]?(?P<version>\d+(?:\.\d+)?)", re.IGNORECASE
     ),
-    "driver": re.compile(r"(?:[Dd]rivers?|驱动)[^。；,，\d]{0,24}(?P<version>\d{3})(?:\.[\dx.]+)?(?!\d)"),
+    "driver": re.compile(
+        r"(?:[Dd]rivers?|驱动)[^。；,，\d]{0,24}(?P<version>\d{3})(?:\.[\dx.]+)?(?!\d)"
+        r"|(?<!\d)(?P<before>\d{3})\s?(?:\+|以上|及以上|or newer)的?\s?(?:NVIDIA\s?)?(?:[Dd]rivers?|驱动)"
+    ),
 }  # fmt: skip
 _TORCH_NEEDS = re.compile(
     r"(?:PyTorch|torch)\s*(?P<torch>\d\.\d+)(?:\.\d+)?"
@@ -79,11 +83,14 @@ def ranks_above_world_size(file: ReviewedFile) -> Iterator[Problem]:
         if total is None:
             continue
         near = "\n".join(lines[max(0, number - 3) : number + 4])
-        sizes = _parallel_sizes("\n".join(lines[number - 1 : number + 4])[total.start() :])
+        behind = "\n".join(lines[number - 1 : number + 4])
+        sizes = _parallel_sizes(behind[total.start() :])
+        if len(sizes) < len(_AXES):
+            sizes = _parallel_sizes(behind)
         world = int(total[1].replace(",", ""))
         gpus = [int(found[1].replace(",", "")) for found in _TOTAL.finditer(near)]
         nodes = [int(found) for found in re.findall(r"(\d+)\s*(?:个)?\s*(?:nodes|节点)", near)]
-        most = max([*gpus, *(count * _MOST_GPUS_PER_NODE for count in nodes if count not in sizes.values())])
+        most = max([world, *gpus, *(count * _MOST_GPUS_PER_NODE for count in nodes if count not in sizes.values())])
         if len(sizes) == len(_AXES) and prod(sizes.values()) > most:
             product = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
             message = f"{product} = {prod(sizes.values()):,} ranks on {world:,} GPUs"
@@ -96,7 +103,7 @@ def _parallel_sizes(text: str) -> dict[str, int]:
     if _OTHER_AXES.search(text):
         return {}
     found = {axis: re.search(pattern, text) for axis, pattern in _AXES.items()}
-    return {axis: int(match[1] or match[2]) for axis, match in found.items() if match}
+    return {axis: int(match[1] or match[2] or match[3]) for axis, match in found.items() if match}
 
 
 @rule(
@@ -112,7 +119,7 @@ def _parallel_sizes(text: str) -> dict[str, int]:
 )
 def nodes_as_accelerators(file: ReviewedFile) -> Iterator[Problem]:
     """The same number of nodes and of accelerators whose machine has eight."""
-    for statement in file.naming(("accelerator",)):
+    for statement in file.whole_lines if file.naming(("accelerator",)) else ():
         parts = parts_in(statement)
         machine = node(name) if parts and (name := parts[0].usual.reference_node) else None
         ranks = {one.value: one.start for one in statement.quantities("ranks")}
@@ -203,7 +210,7 @@ def _family(found: re.Match[str]) -> str:
 def _release(component: Component, found: re.Match[str]) -> Release | None:
     known = {each.name.lower(): each for each in releases(component)}
     if component == "driver":
-        return known.get(f"r{found['version']}")
+        return known.get(f"r{found['version'] or found['before']}")
     name = f"{found['name']} {found['version']}".lower()
     return known.get(name) or known.get(name.split(".")[0])
 

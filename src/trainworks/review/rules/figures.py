@@ -301,7 +301,7 @@ def _calls(statement: Statement, best: re.Match[str], part: PartMention) -> bool
     start, end = (part.end, best.start()) if part.end <= best.start() else (best.end(), part.start)
     between = statement.text[start:end]
     joined = (
-        re.search(r"\b(?:is|are|as|remains?|the|for|we|GPUs?|cards?)\b|[是为属选用：:的]|推荐|GPU|卡", between)
+        re.search(r"\b(?:is|are|as|remains?|the|for|we|GPUs?|cards?)\b|[是为属选用：:的]|推荐|代表|GPU|卡", between)
         is not None
     )
     return len(between) <= _REACH and (joined or len(between) <= 3)

@@ -15,7 +15,7 @@ from trainworks.review.rule import rule
 _WHEELS = re.compile(r"download\.pytorch\.org/whl/(?:nightly/)?cu(\d+)\b")
 _TORCH = re.compile(r"torch(?:vision|audio)?")
 _NCCL_BUILD = re.compile(
-    r"nccl[_ -]?v?(\d)\.(\d+)(?:\.\d+)?(?:-\d+\+cuda|\s*(?:的|for|with|built for|\()\s*CUDA\s*)12(?!\d)",
+    r"nccl[_ -]?v?(\d)\.(\d+)(?:\.\d+)?(?:-\d+\+cuda|\s*(?:的|for|with|built for|\(|\+)\s*CUDA\s*)12(?!\d)",
     re.IGNORECASE,
 )
 _FIRST_NCCL_OF_CUDA_12 = (2, 16)
