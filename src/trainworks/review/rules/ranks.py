@@ -103,25 +103,15 @@ def exchange_in_every_step(file: ReviewedFile) -> Iterator[Problem]:
     if not any(code.calls_of("DistributedDataParallel")) or _OTHER_SYNC.search(code.text):
         return
     for branch in code.nodes_of(ast.If):
-        test = branch.test
-        steps = _steps_of(test)
-        if steps is None or not any(_is_step(each) for each in branch.body):
+        divided = re.match(r"\(?[\w.]+(?: \+ 1\))? % ([A-Za-z_][\w.]*) == ", ast.unparse(branch.test))
+        stepped = "\n".join(ast.unparse(each) for each in branch.body)
+        if divided is None or not re.search(r"optim\w*\.step\(|scaler\.step\(", stepped):
             continue
+        steps = divided[1]
         loop = code.parents.get(branch)
         body = ast.unparse(loop) if isinstance(loop, ast.For | ast.While) else ""
         if ".backward()" in body and re.search(rf"/=?\s*\(?{re.escape(steps)}\b", body):
             yield Problem(branch.lineno, branch.col_offset + 1, f"each of `{steps}` steps exchanges gradients")
-
-
-def _steps_of(test: ast.expr) -> str | None:
-    """The divisor of `(i + 1) % steps == 0`; None for another condition."""
-    compares = isinstance(test, ast.Compare) and isinstance(test.left, ast.BinOp) and isinstance(test.left.op, ast.Mod)
-    right = test.left.right if compares else None  # type: ignore[attr-defined]
-    return ast.unparse(right) if isinstance(right, ast.Name | ast.Attribute) else None
-
-
-def _is_step(statement: ast.stmt) -> bool:
-    return re.search(r"optim\w*\.step\(|scaler\.step\(", ast.unparse(statement)) is not None
 
 
 @_program_rule(

@@ -31,6 +31,8 @@ _SPLIT_PORT = re.compile(
     re.IGNORECASE,
 )
 """Words for an NDR port of 400 Gb/s whose two halves are ports of 200 Gb/s."""
+_SINGLE_CARD = re.compile(r"(?<!\d)(?:1\s*[x×张块]|one|single|单张?|一张)\s*(?:\w+ )?ConnectX-?\d")
+"""One card of a family, whose rate follows: `1x ConnectX-6 100Gb/s`."""
 _PERFTEST = re.compile(r"ib_(?:send|write|read)_bw")
 _RANKS_OF_COLUMN = re.compile(r"(?<!\d)(\d+)\s*[x×]\s*GPU")
 
@@ -253,7 +255,11 @@ def link_above_slot(file: ReviewedFile) -> Iterator[Problem]:
 def starved_node(file: ReviewedFile) -> Iterator[Problem]:
     """Eight accelerators or more in a line with adapters of a tenth of what their reference node has."""
     for statement in file.whole_lines if file.naming(("accelerator",)) else ():
-        parts, ports = parts_in(statement), ports_in(statement.text) or _single_card(statement)
+        parts, ports = parts_in(statement), ports_in(statement.text)
+        card = _SINGLE_CARD.search(statement.text)
+        rates = [rate for rate in statement.quantities("bytes/s") if card and rate.start >= card.end()]
+        if ports is None and rates:
+            ports = NodePorts(Link(name=rates[0].text.strip(), bytes_per_s=rates[0].value), 1)
         part = only_part(parts) if parts else None
         counts = [int(one.value) for one in statement.quantities("ranks") if one.value >= _GPUS_OF_SERVER]
         if part is None or part.reference_node is None or not counts or ports is None or ports.count is None:
@@ -266,13 +272,6 @@ def starved_node(file: ReviewedFile) -> Iterator[Problem]:
                 ports=ports, has=format_quantity(has, "bytes/s"), count=counts[0], usual=usual.name,
                 wants=format_quantity(wants, "bytes/s"),
             )  # fmt: skip
-
-
-def _single_card(statement: Statement) -> NodePorts | None:
-    """One card of a family, with its rate: `1x ConnectX-6 100Gb/s`."""
-    card = re.search(r"(?<!\d)(?:1\s*[x×张块]|one|single|单张?|一张)\s*(?:\w+ )?ConnectX-?\d", statement.text)
-    rates = [rate for rate in statement.quantities("bytes/s") if card and rate.start >= card.end()]
-    return NodePorts(Link(name=rates[0].text.strip(), bytes_per_s=rates[0].value), 1) if rates else None
 
 
 @rule(
