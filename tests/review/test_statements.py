@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from trainworks.review import rules
 from trainworks.review.readers.hardware import parts_in, subjects_of
 from trainworks.review.readers.quantities import Kind, ascii_width, quantities_in
-from trainworks.review.readers.statements import Statement, read_pattern, statements_in
+from trainworks.review.readers.statements import Statement, read_pattern, statements_in, vocabulary
 
 
 @pytest.mark.parametrize(
@@ -116,3 +120,12 @@ def test_an_accelerator_is_read_with_its_variant(text: str, rows: list[set[str]]
 def test_a_figure_is_about_the_accelerators_before_it(text: str, families: list[str]) -> None:
     statement = _only(text)
     assert [part.family for part in subjects_of(statement, statement.text.index("HBM3"))] == families
+
+
+def test_every_concept_of_the_vocabulary_is_read_by_a_rule() -> None:
+    folder = Path(rules.__path__[0]).parent
+    files = [*folder.rglob("*.py"), *folder.rglob("statements.yaml")]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    separators = r"[\[\]\"(),>&|\n]|@ \d+|(?:says|unless): |^ *- "
+    words = {word.strip() for word in re.split(separators, text, flags=re.MULTILINE)}
+    assert [concept for concept in vocabulary() if concept not in words] == []
