@@ -37,6 +37,8 @@ _SOLD_WITH_MORE = frozenset({"GH200"})
 _GIB = 2**30 / 1e9
 _REACH = 40
 """Characters between an accelerator and the word that calls it the best."""
+_NEW_YEARS = 2
+"""Years after a launch in which a sentence that names the accelerator is about today's choice."""
 _OLD_YEARS = 5
 """Years after its launch in which an accelerator is not the best any more."""
 
@@ -244,7 +246,9 @@ def power_above_limit(file: ReviewedFile) -> Iterator[Problem]:
 )
 def rate_above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
     """A rate of NVLink that is above both directions of all links of every variant of its accelerator."""
-    for statement, rate, part in about_parts(file, "bytes/s", "scale-up link", without=("several devices",)):
+    for statement, rate, part in about_parts(
+        file, "bytes/s", "scale-up link", without=("several devices", "newer link")
+    ):
         most = 2 * max(row.scale_up_bytes_per_s for row in part.rows)
         if most and rate.in_bytes and rate.value > _TOLERANCE * most:
             yield _above(statement, rate, part, most, "bytes/s")
@@ -286,7 +290,8 @@ def old_best(file: ReviewedFile) -> Iterator[Problem]:
             best += statement.mentions("recommends")
         if not best or statement.is_denied or statement.names("past", "measured work of others"):
             continue
-        for part in parts_in(statement):
+        newest = max((row.launched for part in parts_in(statement) for row in part.rows), default=0)
+        for part in parts_in(statement) if int(AS_OF[:4]) - newest > _NEW_YEARS else ():
             launched = min(row.launched for row in part.rows)
             if int(AS_OF[:4]) - launched >= _OLD_YEARS and any(_calls(statement, found, part) for found in best):
                 yield statement.problem(
