@@ -21,8 +21,8 @@ def test_a_rule_finds_its_example_and_no_other_does(rule: ReviewRule) -> None:
 
 
 def test_every_rule_has_an_id_of_its_own() -> None:
-    sources = "".join(path.read_text(encoding="utf-8") for path in Path(rules.__path__[0]).glob("*.py"))
-    assert sorted(re.findall(r'^    "(TW\d{3})",$', sources, re.MULTILINE)) == list(RULES)
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted(Path(rules.__path__[0]).glob("*.[py]*")))
+    assert sorted(re.findall(r'^(?:    ")?(TW\d{3})(?:",|:)$', sources, re.MULTILINE)) == list(RULES)
 
 
 @pytest.mark.parametrize("rule", EVERY, ids=RULES)

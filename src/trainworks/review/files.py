@@ -16,10 +16,12 @@ from trainworks.review.finding import Edit
 from trainworks.review.readers import tree
 from trainworks.review.readers.conf import ConfLine, Field, read_columns, read_conf
 from trainworks.review.readers.launch import TorchLaunch, launches
-from trainworks.review.readers.prose import scripts_in
+from trainworks.review.readers.prose import python_in, scripts_in
 from trainworks.review.readers.python import PythonCode
+from trainworks.review.readers.quantities import ascii_width
 from trainworks.review.readers.run_file import RunFileText, read_run_file
 from trainworks.review.readers.shell import Command, Script, Setting
+from trainworks.review.readers.statements import Language, Statement, language_of, statements_in, vocabulary
 from trainworks.review.versions import Allowed, Software, allowed_releases
 
 Kind = Literal[
@@ -63,11 +65,35 @@ class ReviewedFile:
         self.text = text
         self.kind: Kind = kind or kind_of(Path(name)) or ("shell" if _SHEBANG.match(text) else "text")
         self.folder = folder
+        self._naming: dict[tuple[str, ...], tuple[Statement, ...]] = {}
 
     @cached_property
     def lines(self) -> Sequence[str]:
         """Lines without their ends."""
         return self.text.split("\n")
+
+    @cached_property
+    def statements(self) -> tuple[Statement, ...]:
+        """Sentences of a text, without its code; none of another kind of file."""
+        return tuple(statements_in(self.text)) if self.kind == "text" else ()
+
+    def naming(self, concepts: tuple[str, ...]) -> tuple[Statement, ...]:
+        """The statements that have a word for one of the concepts."""
+        if concepts not in self._naming:
+            text = ascii_width(self.text) if self.kind == "text" else ""
+            named = any(vocabulary()[concept].search(text) for concept in concepts)
+            self._naming[concepts] = tuple(one for one in self.statements if one.names(*concepts)) if named else ()
+        return self._naming[concepts]
+
+    @cached_property
+    def whole_lines(self) -> tuple[Statement, ...]:
+        """Lines of a text as one statement each, such as the description of a machine."""
+        return tuple(statements_in(self.text, whole=True)) if self.kind == "text" else ()
+
+    @cached_property
+    def language(self) -> Language:
+        """Language of a text, in which findings answer; English for code and configuration."""
+        return language_of(self.text) if self.kind == "text" else "en"
 
     @cached_property
     def scripts(self) -> tuple[Script, ...]:
@@ -143,7 +169,9 @@ class ReviewedFile:
 
     @cached_property
     def python(self) -> PythonCode:
-        """Code of a Python file that names torch; empty for any other file."""
+        """Code of a Python file that names torch, or of the fenced programs of a text; empty for any other file."""
+        if self.kind == "text":
+            return PythonCode(python_in(self.text) if "```" in self.text else "")
         return PythonCode(self.text if self.names_torch else "")
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from trainworks.results import Result
@@ -36,6 +36,8 @@ class Problem:
     """A safe correction: it keeps the meaning of a correct file. Empty without one."""
     holds_for: Releases | None = None
     """Releases that have this problem, and can do what the correction writes; None for those of the rule."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """Values of the message, which a translation of it repeats."""
     part: str = ""
     """Row of the catalogue that the problem is about; it replaces `PART` in the texts of the rule."""
 

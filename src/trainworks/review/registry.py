@@ -25,7 +25,13 @@ DOMAINS: Mapping[str, str] = {
 
 
 _MODULES = [import_module(f"{rules.__name__}.{found.name}") for found in iter_modules(rules.__path__)]
-_FOUND = [value for module in _MODULES for value in vars(module).values() if isinstance(value, ReviewRule)]
+_VALUES = [value for module in _MODULES for value in vars(module).values()]
+_FOUND = [
+    rule
+    for value in _VALUES
+    for rule in (value if isinstance(value, tuple) else (value,))
+    if isinstance(rule, ReviewRule)
+]
 RULES: Mapping[str, ReviewRule] = {rule.id: rule for rule in sorted(_FOUND, key=lambda rule: rule.id)}
 """Every rule by its id, of every module in the folder `rules`: a new module needs no entry here."""
 

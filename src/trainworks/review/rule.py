@@ -1,10 +1,18 @@
-"""A rule: its documentation, and the check of one file."""
+"""A rule: its documentation, and the check of one file.
+
+A rule has its texts in English. Those in another language of reviewed texts are a file of the folder `texts`, named by
+the code of the language.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Concatenate, ParamSpec
+
+import yaml
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Finding, Problem, Severity
@@ -12,6 +20,33 @@ from trainworks.review.versions import Releases
 
 P = ParamSpec("P")
 Check = Callable[[ReviewedFile], Iterator[Problem]]
+_FOLDER = Path(__file__).with_name("texts")
+
+
+@dataclass(frozen=True, slots=True)
+class RuleTexts:
+    """The texts of a rule in another language than English."""
+
+    title: str
+    message: str
+    """What is wrong; `{name}` stands for a value of the problem."""
+    why: str
+    fix: str
+    bad: str
+    """Example in that language, which the rule finds."""
+    good: str
+
+
+@cache
+def texts(language: str) -> Mapping[str, RuleTexts]:
+    """The texts of every rule that has them in a language, by id; none for a language without a file.
+
+    >>> texts("zh")["TW804"].title
+    '显存类型不对'
+    """
+    path = _FOLDER / f"{language}.yaml"
+    rows = yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return {id_: RuleTexts(**row) for id_, row in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +79,11 @@ class ReviewRule:
     """Releases of a software that have the problem, and can do what the correction writes; None for all of them."""
 
     def findings(self, file: ReviewedFile) -> Iterator[Finding]:
-        """Findings of this rule in a file, without those that no release that the file is used with can have."""
+        """Findings of this rule in a file, without those that no release that the file is used with can have.
+
+        They are in the language of a text where the rule has its texts in it, else in English.
+        """
+        translated = texts(file.language).get(self.id)
         for found in self.check(file):
             problem = _restrict_to_releases(found, found.holds_for or self.holds_for, file)
             if problem is None:
@@ -55,9 +94,9 @@ class ReviewRule:
                 column=problem.column,
                 rule=self.id,
                 severity=self.severity,
-                message=problem.message,
-                why=self.why,
-                fix=self.fix.replace("PART", problem.part or "PART"),
+                message=translated.message.format_map(problem.values) if translated else problem.message,
+                why=translated.why if translated else self.why,
+                fix=(translated.fix if translated else self.fix).replace("PART", problem.part or "PART"),
                 source=self.source.replace("PART", problem.part or "PART"),
                 edits=problem.edits,
             )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import link
@@ -17,6 +19,14 @@ _START = re.compile(
     r"|export [A-Z]\w*=|NCCL_\w+=|(?:\./)?\S*all_reduce_perf|ib_(?:send|write|read|atomic)_(?:bw|lat)"
     r"|\./contrib/configure|\./autogen\.sh|python3? -m torch\.distributed)\b"
 )
+_INLINE = re.compile(
+    r"(?:`|[:：]\s*|(?<=[\u4e00-\u9fff])\s*)"
+    r"((?:(?:sudo )?apt(?:-get)? install|pip3? install|git clone|(?:export )?NCCL_\w+="
+    r"|ib_(?:send|write|read)_(?:bw|lat))"
+    r"[^`\u4e00-\u9fff，。；（）]*)"
+)
+"""A command inside a line; of launchers only a line of its own, because sentences name their options alone."""
+_ADVISES_AGAINST = re.compile(r"不要|不应|避免|勿|而不是|\b(?:not|never|avoid|instead of|wrong)\b|n't\b", re.IGNORECASE)
 _CONTINUES = re.compile(r"[ \t]*--[A-Za-z]")
 
 
@@ -38,6 +48,33 @@ def scripts_in(text: str) -> Iterator[Script]:
             yield Script(code, line=block.line, indent=block.indent)
 
 
+def prose_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Numbers and lines of a text outside of its fenced code, without blank ones."""
+    fence = ""
+    for number, line in enumerate(text.split("\n"), start=1):
+        found = _FENCE.match(line)
+        if found and (not fence or line.lstrip().startswith(fence)):
+            fence = "" if fence else found[2]
+        elif not fence and line.strip():
+            yield number, line
+
+
+def python_in(text: str) -> str:
+    """The fenced Python programs of a text on their own lines, with all other lines blank.
+
+    A block that imports nothing of torch, or that is indented or no Python, is a fragment and left out.
+    """
+    lines = [""] * (text.count("\n") + 1)
+    for block in _blocks(text):
+        if block.language in ("python", "py", "python3") and re.search(
+            r"^(?:import|from) torch\b", block.text, re.MULTILINE
+        ):
+            with suppress(SyntaxError, ValueError, RecursionError):
+                ast.parse(block.text)
+                lines[block.line - 1 : block.line - 1 + block.text.count("\n") + 1] = block.text.split("\n")
+    return "\n".join(lines)
+
+
 def _blocks(text: str) -> Iterator[CodeBlock]:
     lines = text.split("\n")
     at = 0
@@ -51,6 +88,9 @@ def _blocks(text: str) -> Iterator[CodeBlock]:
             yield CodeBlock("sh", "\n".join(lines[at:end]), at + 1, 0)
         else:
             end = at
+            for found in _INLINE.finditer(lines[at]):
+                if not _ADVISES_AGAINST.search(lines[at]):
+                    yield CodeBlock("sh", found[1], at + 1, found.start(1))
         at = end + 1 if fence or end == at else end
 
 
@@ -73,7 +113,7 @@ _NUMBERS = {
 }  # fmt: skip
 _MAKER = r"(?:(?:NVIDIA|Mellanox|InfiniBand|ConnectX-?\d)\s+)*"
 _COUNTED = re.compile(
-    rf"(?<![\w.])(\d{{1,2}}|an?|one|single|two|four|eight|[单一两四八])\s*(?:[x\u00d7*]|张|块|个|口|条)?\s*{_MAKER}{LINK.pattern}"
+    rf"(?<![A-Za-z0-9_.])(\d{{1,2}}|an?|one|single|two|four|eight|[单一两四八])\s*(?:[x\u00d7*]|张|块|个|口|条)?\s*(?:\d+\s?G(?:b/s|bps|bE)?\s*的?\s*)?{_MAKER}{LINK.pattern}"
     r"(?!\s*(?:switch|(?:\w+\s)?(?:per|for each|to a) GPU|交换))",
     re.IGNORECASE,
 )

@@ -1,216 +1,80 @@
-"""TW8xx: figures in texts that hardware or arithmetic does not allow, in English and in Chinese."""
+"""TW80x and TW85x: what texts say of accelerators, held against the catalogue, in English and in Chinese."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from functools import cache, partial
-from math import prod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
-from trainworks.catalog.bounds import RankGroup, busbw_bound
-from trainworks.catalog.catalog import accelerator, link, names, node, switch
-from trainworks.catalog.facts import Accelerator
-from trainworks.errors import UsageError
+from trainworks.catalog.facts import Precision
+from trainworks.catalog.software import AS_OF
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
-from trainworks.review.readers.prose import LINK, WORD_END, WORD_START, ports_in
+from trainworks.review.readers.hardware import PartMention, families, parts_in, subjects_of
+from trainworks.review.readers.quantities import Kind, StatedQuantity
+from trainworks.review.readers.statements import Statement
 from trainworks.review.rule import rule
 from trainworks.units import format_quantity
 
-_CATALOG = "trainworks catalog show {}"
-_hardware_rule = partial(rule, source=_CATALOG.format("PART"), file="hardware.md")
-_GB_PER_S = r"(?<![\d.])(\d+(?:\.\d+)?)\s*\+?\s*GB/s"
-_STATED_RATE = re.compile(
-    rf"(?<![x×\d] )(?<![x×\d]){LINK.pattern}\s*(?:[:：]|gives|reaches|可达|达到|为)\s*{_GB_PER_S}"
-)
-_LONGEST_LINE = 4000
-_MOST_GPUS_PER_NODE = 16
-_NEAR = 10
-"""Lines above a figure in which its subject is named."""
-_PART = re.compile(rf"{WORD_START}(A100|A800|H100|H800|H200|H20|B200|B300|V100|MI300X){WORD_END}")
-_AXES = {
-    "DP": r"(?<![A-Za-z])DP\s*[=:×x]?\s*(\d+)|(?:数据并行|[Dd]ata parallel\w*)\s*[:：]?[^\d\n]{0,12}(\d+)",
-    "TP": r"(?<![A-Za-z])TP\s*[=:×x]?\s*(\d+)|(?:张量并行|[Tt]ensor parallel\w*)\s*[:：]?[^\d\n]{0,12}(\d+)",
-    "PP": r"(?<![A-Za-z])PP\s*[=:×x]?\s*(\d+)|(?:流水线?并行|[Pp]ipeline parallel\w*)\s*[:：]?[^\d\n]{0,24}(\d+)",
+CATALOG = "trainworks catalog show {}"
+hardware_rule = partial(rule, source=CATALOG.format("PART"), file="hardware.md")
+_MEMORY_KIND = re.compile(r"(?<![A-Za-z0-9])(?:HBM\d?e?|GDDR\dX?)(?![A-Za-z0-9])", re.IGNORECASE)
+_PRECISIONS: Mapping[Precision, re.Pattern[str]] = {
+    "fp32": re.compile(r"(?<![A-Z])FP32|单精度|float32", re.IGNORECASE),
+    "tf32": re.compile(r"TF32", re.IGNORECASE),
+    "fp16": re.compile(r"FP16|半精度|half precision", re.IGNORECASE),
+    "bf16": re.compile(r"BF16|bfloat16", re.IGNORECASE),
+    "fp8": re.compile(r"FP8", re.IGNORECASE),
+    "fp4": re.compile(r"FP4", re.IGNORECASE),
 }
-_TOTAL = re.compile(
-    r"(?<![\d.,])(\d[\d,]*)\s*(?:块|张|个|x|×)?\s*(?:NVIDIA\s+)?(?:[ABH]\d{2,3}(?!\d)|GPUs?|accelerators?|卡)"
-)
-_OTHER_AXES = re.compile(
-    r"(?<![A-Za-z])(?:CP|EP|SP)\s*[=:×x]?\s*\d|专家并行|上下文并行|(?:context|expert) parallel", re.IGNORECASE
-)
-_COLLECTIVE = re.compile(r"all[-_ ]?reduce|busbw", re.IGNORECASE)
-_RANKS = re.compile(r"(?<!\d)(\d+)\s*[x×]\s*GPU")
-_STATED_MEMORY = re.compile(
-    rf"{WORD_START}(A100|A800|H100|H800|H200|B200|V100)(?:[ -](?:SXM\d?|PCIe))?(?:\s*[(（]|\s+with|配备|采用|\s)*"
-    rf"(?:\d+\s*GB\s*(?:of\s+)?)?(HBM\d?e?|GDDR\d\w?){WORD_END}"
-)
-_MEMORY_RATE = re.compile(
-    rf"(?<![x×块张] )(?<![x×块张]){WORD_START}(A100|H100|H200|B200|V100)(?![A-Za-z0-9])[^\n。;；.,，、]{{0,20}}?"
-    r"(?:HBM[0-9A-Za-z]*|memory|显存)[^\n。;；,，、\d]{0,16}(?<![\d.])(\d+(?:\.\d+)?)\s*TB/s"
-)
-_SPLIT_PORT = re.compile(
-    r"(?<!\d)400|NDR200|split|break-?outs?\b|\bhal(?:f|ves?|ved)\b|divid|\bY-?cable|(?:2|two|twin)[ -]*[x×]? ?200"
-    r"|\btwo (?:ports|links|lanes|nodes)\b|twin|(?<!\d)128 (?:ports|x|×)|拆分|分拆|拆成|分成|分为|一分二|一拆二|对半",
-    re.IGNORECASE,
-)
-"""Words for an NDR port of 400 Gb/s whose two halves are ports of 200 Gb/s."""
-
-_THREADS = re.compile(
-    r"multi-?thread\w* DataLoader|多线程\s*`?DataLoader"
-    r"|(?-i:DataLoader)(?:(?!不|非|进程|process|not |n't|instead|rather|\.\s)[^\n。;；]){0,40}?"
-    r"(?:多线程(?:加载|读取|读入)|(?:loads?|reads?) (?:\w+ ){0,3}(?:with|in|by) (?:several|multiple) threads)",
-    re.IGNORECASE,
-)
-_WEIGHTS_ALONE = re.compile(
-    r"(?:optimizer state\w*|优化器状态)[^\n。.;；]{0,20}(torch\.save\((?:model|net|network)\.state_dict\(\),)"
-    r"(?![^\n]*optim\w*\.state_dict)"
-)
-
-_RATIO = re.compile(
-    rf"(?<![\d.])(\d+(?:\.\d+)?)\s*TFLOPS(?:[^。.;；\n]{{0,40}}?(V100|A100|H100){WORD_END}[^。.;；\n]{{0,8}}?(\d+(?:\.\d+)?)\s*(?:倍|x|×|times)"
-    rf"|[^。.;；\n]{{0,20}}?(\d+(?:\.\d+)?)\s*(?:x|×|times) (?:the|that of(?: the)?) (V100|A100|H100){WORD_END})"
-)
-_STORED_ACTIVATIONS = re.compile(
-    r"激活检查点(?:(?!不|卸载|重)[^\n。;；]){0,12}(?:激活|中间)(?:(?!不|卸载|重)[^\n。;；]){0,8}"
-    r"(?:存入|存到|保存到|存储到|存放到|放到|放入|放进)\s*(?:CPU|主机)"
-    r"|activation checkpointing (?:stores|saves|keeps) (?:the )?activations (?:in|to|on) (?:the )?(?:CPU|host)",
-    re.IGNORECASE,
-)
+_SPARSE = 2.0
+"""Ratio of the rates that data sheets print with and without structured sparsity."""
+_TOLERANCE = 1.1
+"""Data sheets of variants and vendors' tables differ by a few percent."""
+_SOLD_WITH_MORE = frozenset({"GH200"})
+"""Families with variants whose memory the catalogue lacks."""
+_GIB = 2**30 / 1e9
+_REACH = 40
+"""Characters between an accelerator and the word that calls it the best."""
+_NEW_YEARS = 2
+"""Years after a launch in which a sentence that names the accelerator is about today's choice."""
+_OLD_YEARS = 5
+"""Years after its launch in which an accelerator is not the best any more."""
 
 
-@rule(
-    "TW801",
-    "More than the link carries",
-    why="A test of one adapter cannot exceed the rate of its port, twice that in both directions. A factor of eight "
-    "is Gb/s written as GB/s.",
-    fix="Write Gb/s, or divide by eight.",
-    source=_CATALOG.format("PART"),
-    file="results.md",
-    bad="HDR100 results:\n\n| test | rate |\n|---|---|\n| ib_send_bw | 90+ GB/s |\n",
-    good="HDR100 results:\n\n| test | rate |\n|---|---|\n| ib_send_bw | 90+ Gb/s |\n",
-)
-def rate_above_link(file: ReviewedFile) -> Iterator[Problem]:
-    """A rate of a test of perftest, or of a link by its name, above twice the rate of the link."""
-    for number, line in enumerate(_text(file), start=1):
-        stated, test = _STATED_RATE.search(line), re.search(rf"ib_(?:send|write|read)_bw\b.{{0,40}}?{_GB_PER_S}", line)
-        name = stated[1] if stated else _link_above(file, number) if test else None
-        found = stated or test
-        if found is None or name is None:
+def about_parts(
+    file: ReviewedFile, kind: Kind, *concepts: str, without: Sequence[str] = ()
+) -> Iterator[tuple[Statement, StatedQuantity, PartMention]]:
+    """Quantities of sentences that name one of the concepts near them, with each accelerator that they are about."""
+    for statement in file.naming(("accelerator",)):
+        if statement.is_denied or not statement.names(*concepts) or statement.names(*without):
             continue
-        rate, limit = float(found[found.lastindex or 1]) * 1e9, link(name).bytes_per_s
-        if rate > 2 * limit:
-            written = f"{rate / 1e9:g} GB/s"
-            carries = f"{name} carries {format_quantity(limit, 'bytes/s')} in one direction"
-            yield Problem(number, found.start(found.lastindex or 1) + 1, f"{written}: {carries}", part=name)
+        count = max((one.value for one in statement.quantities("ranks")), default=1.0)
+        for quantity in statement.quantities(kind):
+            if (count > 1 and quantity.value % count == 0) or not _is_near(statement, quantity, concepts):
+                continue  # of all of them together
+            for part in subjects_of(statement, quantity.start):
+                yield statement, quantity, _together(part, statement)
 
 
-def _link_above(file: ReviewedFile, number: int) -> str | None:
-    """The last link that is named in this line or in those above it."""
-    for line in reversed(file.lines[max(0, number - _NEAR) : number]):
-        if found := LINK.findall(line):
-            return str(found[-1])
-    return None
+def _together(part: PartMention, statement: Statement) -> PartMention:
+    """An accelerator with the variants of all others of its sentence: a figure that one of them has is right of it."""
+    others = [row for other in parts_in(statement) if other.family != part.family for row in other.rows]
+    return replace(part, rows=(*part.rows, *others)) if others else part
 
 
-@rule(
-    "TW802",
-    "The parallel sizes exceed the GPUs",
-    why="Each rank has one place on every axis, so the product of data, tensor and pipeline parallel sizes is the "
-    "number of ranks.",
-    fix="Divide the GPUs by tensor x pipeline parallel size: that is the data parallel size.",
-    source="https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/parallel_state.py",
-    file="plan.md",
-    bad="We train on 1536 A100: DP 128 x TP 8 x PP 8.\n",
-    good="We train on 1536 A100: DP 24 x TP 8 x PP 8.\n",
-)
-def ranks_above_world_size(file: ReviewedFile) -> Iterator[Problem]:
-    """All three sizes within a few lines of the number of GPUs, whose product exceeds every number near them."""
-    lines = list(_text(file))
-    for number, line in enumerate(lines, start=1):
-        total = _TOTAL.search(line)
-        if total is None:
-            continue
-        near = "\n".join(lines[max(0, number - 3) : number + 4])
-        sizes = _parallel_sizes("\n".join(lines[number - 1 : number + 4])[total.start() :])
-        world = int(total[1].replace(",", ""))
-        gpus = [int(found[1].replace(",", "")) for found in _TOTAL.finditer(near)]
-        nodes = [int(found) for found in re.findall(r"(\d+)\s*(?:个)?\s*(?:nodes|节点)", near)]
-        most = max([*gpus, *(count * _MOST_GPUS_PER_NODE for count in nodes)])
-        if len(sizes) == len(_AXES) and prod(sizes.values()) > most:
-            product = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-            yield Problem(number, total.start() + 1, f"{product} = {prod(sizes.values()):,} ranks on {world:,} GPUs")
+def _is_near(statement: Statement, quantity: StatedQuantity, concepts: Sequence[str], reach: int = 16) -> bool:
+    """A word for a concept is within a few characters of a quantity, with no comma between them."""
+    for concept in concepts:
+        for found in statement.mentions(concept):
+            between = statement.text[min(found.end(), quantity.end) : max(found.start(), quantity.start)]
+            if len(between) <= reach and not re.search(r"[,，、;；|/]|和|and", between):
+                return True
+    return False
 
 
-def _parallel_sizes(text: str) -> dict[str, int]:
-    """The first size of each axis; none if the text has axes that the product leaves out."""
-    if _OTHER_AXES.search(text):
-        return {}
-    found = {axis: re.search(pattern, text) for axis, pattern in _AXES.items()}
-    return {axis: int(match[1] or match[2]) for axis, match in found.items() if match}
-
-
-@rule(
-    "TW803",
-    "More than NVLink carries",
-    why="In an all-reduce each GPU sends and receives 2 (n - 1) / n of the buffer over its own links, and the bus "
-    "bandwidth counts just that: it cannot exceed the rate of the links in one direction. Between nodes of g GPUs it "
-    "cannot exceed the rate of a node's adapters times (n - 1) / (n - g). The adapters are those that the text gives "
-    "to a node; without a number the rule counts one to a GPU, of the fastest link that the text names. Switches that "
-    "add up (NVLS, SHARP) double it. The bounds are those of `trainworks bench`.",
-    fix="Check the unit (Gb/s, both directions) and whether it is bus bandwidth.",
-    source="https://github.com/NVIDIA/nccl-tests (doc/PERFORMANCE.md)",
-    file="results.md",
-    bad="AllReduce on A100\n\n| setting | one node (8x GPU) GB/s |\n|---|---|\n| tuned | 510 |\n",
-    good="AllReduce on A100\n\n| setting | one node (8x GPU) GB/s |\n|---|---|\n| tuned | 235 |\n",
-)
-def busbw_above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
-    """A column `N x GPU ... GB/s` of a table about all-reduce, in a text about one kind of accelerator."""
-    part = _only_part(file)
-    if part is None or not part.scale_up_bytes_per_s:
-        return
-    ports, adds = ports_in(file.text), "SHARP" in file.text
-    ranks: dict[int, int] = {}
-    for number, line in enumerate(_text(file), start=1):
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.lstrip().startswith("|") else []
-        header = {at: int(found[1]) for at, cell in enumerate(cells) if (found := _RANKS.search(cell))}
-        if header and "GB/s" in line and _COLLECTIVE.search("\n".join(file.lines[max(0, number - _NEAR) : number])):
-            ranks = header
-        elif not cells:
-            ranks = {}
-        for at, world in ranks.items():
-            value = re.fullmatch(r"~?(\d+(?:\.\d+)?)", cells[at]) if at < len(cells) else None
-            # without an adapter, the slots limit it
-            machine = node(part.reference_node) if part.reference_node else None
-            inside = min(world, machine.scale_up_domain if machine else world)
-            slot = part.host_bytes_per_s
-            group = RankGroup(
-                ranks=world,
-                domains=-(-world // inside),
-                rank_bytes_per_s=part.scale_up_bytes_per_s,
-                domain_bytes_per_s=(ports.count or inside) * min(ports.link.bytes_per_s, slot)
-                if ports
-                else inside * slot,
-                adds_inside=bool(machine and machine.scale_up_reduction),
-                adds_between=adds,
-            )
-            limit, over = busbw_bound("all_reduce", group).value, f" over {ports}" if ports and world > inside else ""
-            if value and float(value[1]) * 1e9 > limit:
-                column = line.index(value[1]) + 1
-                bound = f"{part.name} reaches at most {format_quantity(limit, 'bytes/s')} on {world} GPUs{over}"
-                yield Problem(number, column, f"{value[1]} GB/s: {bound}")
-
-
-def _only_part(file: ReviewedFile) -> Accelerator | None:
-    """The accelerator of a text that names exactly one kind."""
-    found = set(_PART.findall(file.text)) if file.kind == "text" else set()
-    try:
-        return accelerator(found.pop()) if len(found) == 1 else None
-    except UsageError:
-        return None
-
-
-@_hardware_rule(
+@hardware_rule(
     "TW804",
     "Another kind of memory",
     why="The data sheet of the accelerator names another kind of memory, with another bandwidth.",
@@ -219,80 +83,34 @@ def _only_part(file: ReviewedFile) -> Accelerator | None:
     good="Each node has 8 A100 80GB HBM2e.\n",
 )
 def wrong_memory(file: ReviewedFile) -> Iterator[Problem]:
-    """The name of an accelerator directly before a kind of memory that no variant of it has."""
-    for number, line in enumerate(_text(file), start=1):
-        for found in _STATED_MEMORY.finditer(line):
-            kinds = {part.memory_type for part in _variants(found[1]) if part.memory_type}
-            if kinds and found[2].lower() not in {kind.lower() for kind in kinds}:
-                has = " or ".join(sorted(kinds))
-                yield Problem(number, found.start() + 1, f"{found[1]} has {has}, not {found[2]}", part=found[1])
+    """A kind of memory that no variant of its accelerator has, in a sentence without one that it has."""
+    for statement in file.naming(("accelerator",)):
+        stated = list(_MEMORY_KIND.finditer(statement.text))
+        if not stated or statement.is_denied:
+            continue
+        subjects = {kind: subjects_of(statement, kind.start()) for kind in stated}
+        named = [part for parts in subjects.values() for part in parts]
+        beside = _kinds([part for part in parts_in(statement) if part not in named])
+        for part in dict.fromkeys(named):
+            about = [kind for kind in stated if part in subjects[kind]]
+            has = _kinds([part])
+            known = has | beside  # HBM alone stands for every generation of it, and HBM2 for HBM2e
+            if has and not any(
+                each.lower().startswith(kind[0].lower().rstrip("x")) for kind in about for each in known
+            ):
+                yield statement.problem(
+                    about[0].start(), "{part} has {has}, not {stated}", part=part.family,
+                    has=" / ".join(sorted(has)), stated=about[0][0],
+                )  # fmt: skip
 
 
-@cache
-def _variants(family: str) -> tuple[Accelerator, ...]:
-    """The accelerators of a family: of `A100` those with 40 and with 80 GB."""
-    return tuple(accelerator(name) for name in names("accelerators") if name.startswith(f"{family}-"))
+def _kinds(parts: Sequence[PartMention]) -> set[str]:
+    """Kinds of memory of accelerators, without those that are sold with others than the catalogue has."""
+    rows = [row for part in parts if part.family not in _SOLD_WITH_MORE for row in part.rows]
+    return {row.memory_type for row in rows if row.memory_type}
 
 
-@rule(
-    "TW805",
-    "Half the rate of the switch",
-    "warning",
-    why="A port of Quantum-2 has twice this rate; 200 Gb/s is the generation before it, or a split port.",
-    fix="Write 400 Gb/s (NDR), or name the split port (NDR200).",
-    source=_CATALOG.format("QM9700"),
-    file="network.md",
-    bad="NVIDIA Quantum-2 connects the nodes at 200Gbps.\n",
-    good="NVIDIA Quantum-2 connects the nodes at 400Gbps.\n",
-)
-def rate_of_quantum_2(file: ReviewedFile) -> Iterator[Problem]:
-    """Quantum-2 directly before 200 Gb/s, in lines that do not speak of a split port."""
-    for number, line in enumerate(_text(file), start=1):
-        found = re.search(r"Quantum-2(?!\d)[^\n。;；.]{0,30}?(?<!\d)200\s*G(?:b|bit)(?:ps|/s)", line)
-        near = " ".join(file.lines[max(0, number - 2) : number + 1])
-        if found and not _SPLIT_PORT.search(near):
-            port = switch("QM9700").port_bytes_per_s * 8 / 1e9
-            yield Problem(number, found.start() + 1, f"a port of Quantum-2 has {port:g} Gb/s, not 200 Gb/s")
-
-
-@rule(
-    "TW806",
-    "Data loader workers are processes",
-    "note",
-    why="`num_workers` starts processes, each with its own copy of the data set object; their memory adds up, and "
-    "Python's lock does not limit them.",
-    fix="Write processes.",
-    source="https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dataloader.py",
-    file="guide.md",
-    bad="Use a multi-threaded DataLoader for loading.\n",
-    good="Use a DataLoader with several worker processes for loading.\n",
-)
-def threads_of_loader(file: ReviewedFile) -> Iterator[Problem]:
-    """DataLoader beside the word for several threads."""
-    for number, line in enumerate(_text(file), start=1):
-        if found := _THREADS.search(line):
-            yield Problem(number, found.start() + 1, "the workers of a DataLoader are processes, not threads")
-
-
-@rule(
-    "TW807",
-    "The checkpoint has no optimizer",
-    why="`model.state_dict()` has the weights alone. A run that resumes from it starts with an empty optimizer, "
-    "schedule and data position.",
-    fix="Save them together: `{'model': model.state_dict(), 'optimizer': optimizer.state_dict(), 'step': step}`.",
-    source="https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
-    file="guide.md",
-    bad="Save weights and optimizer states (`torch.save(model.state_dict(), 'a.pt')`).\n",
-    good="Save the weights (`torch.save(model.state_dict(), 'a.pt')`).\n",
-)
-def weights_alone(file: ReviewedFile) -> Iterator[Problem]:
-    """A text that promises the state of the optimizer and saves the model."""
-    for number, line in enumerate(_text(file), start=1):
-        if found := _WEIGHTS_ALONE.search(line):
-            yield Problem(number, found.start(1) + 1, "this saves the weights, and not the state of the optimizer")
-
-
-@_hardware_rule(
+@hardware_rule(
     "TW808",
     "The ratio of two peak rates",
     why="The data sheets give both rates, dense and in the same precision; their ratio is arithmetic.",
@@ -301,36 +119,57 @@ def weights_alone(file: ReviewedFile) -> Iterator[Problem]:
     good="The A100 has 312 TFLOPS (FP16), 2.5x the V100.\n",
 )
 def wrong_ratio(file: ReviewedFile) -> Iterator[Problem]:
-    """A dense peak of one accelerator, a second one, and a factor that is not the ratio of their peaks."""
-    for number, line in enumerate(_text(file), start=1):
-        for found in _RATIO.finditer(line):
-            peak, other, factor = float(found[1]) * 1e12, found[2] or found[5], float(found[3] or found[4])
-            base = accelerator(other).peak_flops_per_s.get("fp16")
-            known = any(accelerator(name).peak_flops_per_s.get("fp16") == peak for name in _PART.findall(line))
-            if base and known and abs(peak / base - factor) > 0.1 * factor:
-                message = f"{found[1]} TFLOPS is {peak / base:.3g} times the {base / 1e12:g} TFLOPS of {other}"
-                yield Problem(number, found.start() + 1, message, part=other)
+    """Two accelerators, a word for the peak rate, and a factor that is the ratio of their rates in no precision."""
+    for statement in file.naming(("accelerator",)):
+        factors = [one for one in statement.quantities("factor") if 1 < one.value < 100]
+        parts = {part.family: part for part in parts_in(statement)}
+        peak = statement.names("peak rate") or statement.quantities("flops/s")
+        if len(parts) != 2 or len(factors) != 1 or not peak or statement.is_denied or statement.names("measured work"):
+            continue
+        first, second = parts.values()
+        stated = [name for name, pattern in _PRECISIONS.items() if pattern.search(statement.text)]
+        ratios = _ratios(first, second, stated or list(_PRECISIONS))
+        factor = factors[0].value
+        if not _compares(statement, factors[0], (first, second)):
+            continue
+        if ratios and not any(1 / 1.15 <= factor / ratio <= 1.15 for ratio in ratios):
+            yield statement.problem(
+                factors[0].start,
+                "{first} has {ratio} times the peak rate of {second}, not {factor}",
+                part=second.family,
+                first=first.family,
+                second=second.family,
+                ratio=ratios[0],
+                factor=factor,
+            )
 
 
-@rule(
-    "TW809",
-    "Checkpointed activations are recomputed",
-    why="Activation checkpointing keeps the inputs of a region and computes the rest again in the backward pass. To "
-    "store activations in host memory is another technique: activation offloading.",
-    fix="Write that activations are recomputed, or name offloading.",
-    source="https://docs.pytorch.org/docs/stable/checkpoint.html",
-    file="guide.md",
-    bad="Activation checkpointing stores activations in CPU memory.\n",
-    good="Activation checkpointing recomputes activations in the backward pass.\n",
-)
-def stored_activations(file: ReviewedFile) -> Iterator[Problem]:
-    """Activation checkpointing that is said to store activations on the host."""
-    for number, line in enumerate(_text(file), start=1):
-        if found := _STORED_ACTIVATIONS.search(line):
-            yield Problem(number, found.start() + 1, "checkpointed activations are recomputed, not stored on the host")
+def _compares(statement: Statement, factor: StatedQuantity, parts: tuple[PartMention, PartMention]) -> bool:
+    """The factor is between the two: `A100 is 3x the V100`, or behind a comparison: `A100 相比 V100 提升 3 倍`."""
+    first, second = parts
+    if first.end <= factor.start and factor.end <= second.start:
+        between = statement.text[factor.end : second.start]
+        return len(between) <= _REACH and not re.search(r"[,，、;；]|\bbut\b|而", between)
+    before = statement.text[first.end : second.start]
+    compared = statement.names("comparison") or "的" in statement.text[second.end : second.end + 2]
+    near = len(before) <= _REACH or len(statement.quantities("flops/s")) > 0
+    return second.end <= factor.start <= second.end + 24 and compared and near
 
 
-@_hardware_rule(
+def _ratios(first: PartMention, second: PartMention, precisions: Sequence[Precision]) -> list[float]:
+    """Ratios of the dense rates of any two variants, and with sparsity of the newer one, that are above 1."""
+    found = [
+        mine.peak_flops_per_s[precision] / other.peak_flops_per_s[precision]
+        for precision in sorted(precisions, key=lambda one: one != "fp16")
+        for mine in first.rows
+        for other in second.rows
+        if precision in mine.peak_flops_per_s and precision in other.peak_flops_per_s
+    ]
+    up = [max(ratio, 1 / ratio) for ratio in found]
+    return [*up, *(ratio * _SPARSE for ratio in up)] if found else []
+
+
+@hardware_rule(
     "TW810",
     "More than the memory carries",
     why="The data sheet of the accelerator names a lower bandwidth of its memory, which no program exceeds.",
@@ -340,14 +179,144 @@ def stored_activations(file: ReviewedFile) -> Iterator[Problem]:
 )
 def rate_above_memory(file: ReviewedFile) -> Iterator[Problem]:
     """A bandwidth of the memory of one accelerator that is above that of every variant of it."""
-    for number, line in enumerate(_text(file), start=1):
-        for found in _MEMORY_RATE.finditer(line):
-            rates = [part.memory_bytes_per_s for part in _variants(found[1])]
-            if rates and float(found[2]) * 1e12 > 1.1 * max(rates):
-                has = f"{found[1]} has at most {format_quantity(max(rates), 'bytes/s')}"
-                yield Problem(number, found.start() + 1, f"{found[2]} TB/s: {has}", part=found[1])
+    for statement, rate, part in about_parts(file, "bytes/s", "device memory", without=("several devices",)):
+        most = max(row.memory_bytes_per_s for row in part.rows)
+        if rate.in_bytes and rate.value > _TOLERANCE * most:
+            yield _above(statement, rate, part, most, "bytes/s")
 
 
-def _text(file: ReviewedFile) -> Iterator[str]:
-    """Lines of a text, of very long ones the start; none of another kind of file."""
-    return (line[:_LONGEST_LINE] for line in (file.lines if file.kind == "text" else ()))
+@hardware_rule(
+    "TW851",
+    "More than the peak rate",
+    why="The data sheet names a lower peak in this precision, even with structured sparsity, which doubles it.",
+    fix="Take the rate of this precision from the data sheet: `trainworks catalog show PART`.",
+    bad="An A100 reaches 1,250 TFLOPS in BF16.\n",
+    good="An A100 reaches 312 TFLOPS in BF16.\n",
+)
+def rate_above_peak(file: ReviewedFile) -> Iterator[Problem]:
+    """A rate of one accelerator above its peak in the precision that stands nearest, sparsity included."""
+    for statement in file.naming(("accelerator",)):
+        if statement.is_denied or statement.names("several devices"):
+            continue
+        for rate in statement.quantities("flops/s"):
+            precision = _precision_near(statement, rate)
+            for part in (_together(each, statement) for each in subjects_of(statement, rate.start)):
+                peaks = [row.peak_flops_per_s.get(precision) for row in part.rows] if precision else []
+                known = [peak for peak in peaks if peak]
+                dense = re.search(r"dense|稠密", statement.text) is not None
+                most = max(known, default=0.0) * (1.0 if dense else _SPARSE)
+                if known and rate.value > _TOLERANCE * most:
+                    yield _above(statement, rate, part, most, "FLOP/s")
+
+
+def _precision_near(statement: Statement, rate: StatedQuantity) -> Precision | None:
+    """The only precision shortly before a rate, else directly behind it with no comma between them."""
+    behind = re.match(r"[^,，、;；。|/]{0,16}", statement.text[rate.end :])
+    for near in (statement.text[max(0, rate.start - _REACH) : rate.start], behind[0] if behind else ""):
+        found: list[Precision] = [name for name, pattern in _PRECISIONS.items() if pattern.search(near)]
+        if found:
+            return found[0] if len(found) == 1 else None
+    return None
+
+
+@hardware_rule(
+    "TW852",
+    "More than its power limit",
+    "warning",
+    why="The data sheet names a lower power of the board.",
+    fix="Take the power from the data sheet: `trainworks catalog show PART`.",
+    bad="An A100 has a TDP of 700 W.\n",
+    good="An H100 SXM has a TDP of 700 W.\n",
+)
+def power_above_limit(file: ReviewedFile) -> Iterator[Problem]:
+    """A power of one accelerator above that of every variant of it."""
+    for statement, power, part in about_parts(file, "watts", "board power", without=("several devices", "machine")):
+        limits = [row.power_w for row in part.rows if row.power_w]
+        if limits and power.value > _TOLERANCE * max(limits):
+            yield _above(statement, power, part, max(limits), "W")
+
+
+@hardware_rule(
+    "TW853",
+    "More than the links of the accelerator carry",
+    why="All scale-up links of one accelerator together carry less, both directions added.",
+    fix="Take the links from the data sheet: `trainworks catalog show PART`.",
+    bad="The A100 has NVLink at 900 GB/s.\n",
+    good="The A100 has NVLink at 600 GB/s, both directions added.\n",
+)
+def rate_above_scale_up(file: ReviewedFile) -> Iterator[Problem]:
+    """A rate of NVLink that is above both directions of all links of every variant of its accelerator."""
+    for statement, rate, part in about_parts(
+        file, "bytes/s", "scale-up link", without=("several devices", "newer link")
+    ):
+        most = 2 * max(row.scale_up_bytes_per_s for row in part.rows)
+        if most and rate.in_bytes and rate.value > _TOLERANCE * most:
+            yield _above(statement, rate, part, most, "bytes/s")
+
+
+@hardware_rule(
+    "TW854",
+    "Another size of memory",
+    why="No variant of the accelerator has this memory.",
+    fix="Take the memory from the data sheet: `trainworks catalog show PART`.",
+    bad="Each H100 has 192 GB of HBM3.\n",
+    good="Each H100 has 80 GB of HBM3.\n",
+)
+def wrong_size(file: ReviewedFile) -> Iterator[Problem]:
+    """A size of the memory of one accelerator above that of every variant of it."""
+    for statement, size, part in about_parts(file, "bytes", "device memory", without=("several devices",)):
+        most = max(row.memory_bytes for row in (*part.rows, *families()[part.family]))
+        several = any(
+            round(size.value / row.memory_bytes * unit, 2) % 1 == 0 for row in part.rows for unit in (1, _GIB)
+        )
+        if size.value > 1.15 * most and not several and part.family not in _SOLD_WITH_MORE:
+            yield _above(statement, size, part, most, "bytes")
+
+
+@hardware_rule(
+    "TW855",
+    "Not the newest any more",
+    "note",
+    why="Later generations of the vendor have followed; the catalogue has the year of each launch.",
+    fix="Name the generation of today, or why this one is the choice: `trainworks catalog list accelerators`.",
+    bad="The A100 is the gold standard for training.\n",
+    good="The A100 is still good value for training.\n",
+)
+def old_best(file: ReviewedFile) -> Iterator[Problem]:
+    """An accelerator of five years ago that is called the best one."""
+    for statement in file.naming(("accelerator",)):
+        best = list(statement.mentions("best"))
+        if statement.names("large models") and not statement.names("at least"):
+            best += statement.mentions("recommends")
+        if not best or statement.is_denied or statement.names("past", "measured work of others"):
+            continue
+        newest = max((row.launched for part in parts_in(statement) for row in part.rows), default=0)
+        for part in parts_in(statement) if int(AS_OF[:4]) - newest > _NEW_YEARS else ():
+            launched = min(row.launched for row in part.rows)
+            if int(AS_OF[:4]) - launched >= _OLD_YEARS and any(_calls(statement, found, part) for found in best):
+                yield statement.problem(
+                    part.start, "{part} was launched in {launched}; newer generations followed", part=part.family,
+                    launched=launched,
+                )  # fmt: skip
+                break
+
+
+def _calls(statement: Statement, best: re.Match[str], part: PartMention) -> bool:
+    """A word for the best is said of an accelerator: joined to it by a verb or a colon, or directly before it."""
+    start, end = (part.end, best.start()) if part.end <= best.start() else (best.end(), part.start)
+    between = statement.text[start:end]
+    joined = (
+        re.search(r"\b(?:is|are|as|remains?|the|for|we|GPUs?|cards?)\b|[是为属选用：:的]|推荐|代表|GPU|卡", between)
+        is not None
+    )
+    return len(between) <= _REACH and (joined or len(between) <= 3)
+
+
+def _above(statement: Statement, stated: StatedQuantity, part: PartMention, most: float, unit: str) -> Problem:
+    return statement.problem(
+        stated.start,
+        "{stated}: {part} has at most {limit}",
+        part=part.family,
+        stated=stated.text.strip(),
+        limit=format_quantity(most, unit),
+    )

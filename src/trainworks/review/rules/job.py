@@ -18,6 +18,23 @@ _TORCHRUN = "https://docs.pytorch.org/docs/main/distributed/elastic/run.html"
 _TORCHRUN_DEFAULTS = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
 _SIZES = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_NEARLY_SLURM = {
+    "SLURM_NODE_RANK": "SLURM_NODEID",
+    "SLURM_NODE_ID": "SLURM_NODEID",
+    "SLURM_LOCAL_RANK": "SLURM_LOCALID",
+    "SLURM_LOCAL_ID": "SLURM_LOCALID",
+    "SLURM_RANK": "SLURM_PROCID",
+    "SLURM_PROC_ID": "SLURM_PROCID",
+    "SLURM_GLOBAL_RANK": "SLURM_PROCID",
+    "SLURM_WORLD_SIZE": "SLURM_NTASKS",
+    "SLURM_NUM_NODES": "SLURM_NNODES",
+    "SLURM_NUM_TASKS": "SLURM_NTASKS",
+    "SLURM_NODE_LIST": "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NODE_LIST": "SLURM_JOB_NODELIST",
+    "SLURM_GPUS_PER_NODES": "SLURM_GPUS_PER_NODE",
+    "SLURM_JOBNAME": "SLURM_JOB_NAME",
+}
+"""Names that scripts use, and those that Slurm has."""
 
 
 @_batch_rule(
@@ -158,6 +175,27 @@ def no_rank_from_srun(file: ReviewedFile) -> Iterator[Problem]:
             continue
         if "LOCAL_RANK" not in file.values and _requires_rank(file, words[index + 1].text):
             yield Problem(command.line, words[0].column, f"`{words[index + 1].text}` needs LOCAL_RANK")
+
+
+@rule(
+    "TW121",
+    "A variable that Slurm does not set",
+    why="The variable is empty, so the option that takes it is as well: every node gets the same rank or none, or the "
+    "program does not start.",
+    fix="Use the variable that the message names.",
+    source="https://slurm.schedmd.com/srun.html",
+    file="train.sbatch",
+    bad="#!/bin/bash\n#SBATCH --nodes=2\nsrun bash -c 'torchrun --node-rank=$SLURM_NODE_RANK train.py'\n",
+    good="#!/bin/bash\n#SBATCH --nodes=2\nsrun bash -c 'torchrun --node-rank=$SLURM_NODEID train.py'\n",
+)
+def unknown_slurm_variable(file: ReviewedFile) -> Iterator[Problem]:
+    """A name that reads like one of Slurm, without a default, in shell code that does not set it."""
+    for number, line in enumerate(file.lines if file.kind == "shell" else (), start=1):
+        code = line.split(" #")[0] if not line.lstrip().startswith("#") else ""
+        for found in re.finditer(r"\$(?:\{(?=\w+\}))?(SLURM_\w+)", code):
+            right = _NEARLY_SLURM.get(found[1])
+            if right and not re.search(rf"(?:\b|-v ){found[1]}=|unset {found[1]}", file.text):
+                yield Problem(number, found.start() + 1, f"Slurm sets `{right}`, and no `{found[1]}`")
 
 
 @_batch_rule(

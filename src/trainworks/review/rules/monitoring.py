@@ -18,6 +18,17 @@ _alert_rule = partial(
     rule, file="alerts.yml", source="https://github.com/prometheus/prometheus/blob/main/model/rulefmt/rulefmt.go"
 )
 _DURATION = re.compile(r"(?=\d)(?:\d+y)?(?:\d+w)?(?:\d+d)?(?:\d+h)?(?:\d+m(?!s))?(?:\d+s)?(?:\d+ms)?|0")
+_LARGEST = {
+    r"DCGM_FI_PROF_\w+_(?:ACTIVE|OCCUPANCY)": 1.0,
+    r"DCGM_FI_DEV_(?:GPU|MEM_COPY|ENC|DEC)_UTIL": 100.0,
+    r"up": 1.0,
+}
+"""Largest value of metrics with a range."""
+_COMPARISON = re.compile(
+    r"(?:^|[(\s])(?:(?:avg|min|max)(?:_over_time)?\s*(?:(?:by|without)\s*\([^)]*\)\s*)?\(\s*)*"
+    rf"(?P<metric>{'|'.join(_LARGEST)})(?:\{{[^}}]*\}})?(?:\[\w+\])?[\s)]*(?:(?:by|without)\s*\([^)]*\)\s*)?"
+    r"(?P<sign>[<>])=?\s*(?P<value>\d+(?:\.\d+)?)(?![\w.*/])"
+)
 _SECONDS = {"y": 31_536_000.0, "w": 604_800.0, "d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3}
 _DURATIONS = ("for", "keep_firing_for", "interval", "scrape_interval", "scrape_timeout", "evaluation_interval")
 _VARIABLES = frozenset({"labels", "externalLabels", "externalURL", "value"})
@@ -116,6 +127,32 @@ def refused_rule(file: ReviewedFile) -> Iterator[Problem]:
         )
         if said:
             yield Problem(*tree.place(mapping), said)
+
+
+@_alert_rule(
+    "TW725",
+    "A threshold outside the range of its metric",
+    "warning",
+    why="The metric never reaches the threshold, or is always below it: the alert never fires, or always. DCGM's "
+    "profiling metrics are ratios from 0 to 1, its utilisations percentages.",
+    fix="Write the threshold in the unit of the metric.",
+    source="https://github.com/NVIDIA/dcgm-exporter/blob/main/etc/default-counters.csv",
+    bad="groups:\n- name: gpu\n  rules:\n  - alert: GpuIdle\n    expr: DCGM_FI_PROF_GR_ENGINE_ACTIVE < 20\n",
+    good="groups:\n- name: gpu\n  rules:\n  - alert: GpuIdle\n    expr: DCGM_FI_PROF_GR_ENGINE_ACTIVE < 0.2\n",
+)
+def threshold_out_of_range(file: ReviewedFile) -> Iterator[Problem]:
+    """A comparison of a metric, or of its average or extreme, with a number above its largest value."""
+    for alert in _alert_rules(file):
+        node = tree.get(alert, "expr")
+        for found in _COMPARISON.finditer(tree.scalar(node) or ""):
+            most = next(limit for name, limit in _LARGEST.items() if re.fullmatch(name, found["metric"]))
+            value = float(found["value"])
+            before = (tree.scalar(node) or "")[: found.start("metric")]
+            if re.search(r"sum|count|increase|delta|rate|[-+*/]\s*$", before):
+                continue  # of another quantity than the metric
+            if node is not None and (value > most or (value == most and found["sign"] == ">")):
+                message = f"`{found['metric']}` is at most {most:g}, and is compared with {found['value']}"
+                yield Problem(*tree.place(node), message)
 
 
 def _groups(file: ReviewedFile) -> Iterator[yaml.Node]:

@@ -43,6 +43,25 @@ def disabled_gpudirect(file: ReviewedFile) -> Iterator[Problem]:
 
 
 @_nccl_rule(
+    "TW224",
+    "A ring is forced",
+    "warning",
+    why="The latency of a ring grows with the number of ranks, that of a tree with its logarithm. NCCL chooses by size "
+    "and topology, and a list that lacks NVLS gives up the reduction in the switches of H100 and newer.",
+    fix="Remove the variable.",
+    bad="export NCCL_ALGO=Ring\n",
+    good="export NCCL_ALGO=^NVLS\n",
+)
+def forced_ring(file: ReviewedFile) -> Iterator[Problem]:
+    """`NCCL_ALGO` is Ring alone, without other values beside it, in a file that does not name determinism."""
+    same = re.search(r"determin|repro|CUBLAS_WORKSPACE_CONFIG", file.text, re.IGNORECASE)
+    for setting in file.settings if not same else ():
+        others = re.search(r"\b[Tt]ree\b|CollNet|NVLS", file.lines[setting.line - 1])
+        if setting.name == "NCCL_ALGO" and setting.value.lower() == "ring" and not others:
+            yield setting.problem(f"`{setting.name}={setting.value}` forces rings")
+
+
+@_nccl_rule(
     "TW212",
     "A distance as a number",
     "note",
@@ -176,7 +195,7 @@ def too_many_sockets(file: ReviewedFile) -> Iterator[Problem]:
     fix="Use Ring, Tree, CollnetChain, CollnetDirect, NVLS, NVLSTree or PAT; LL, LL128 or Simple. Without the variable "
     "NCCL chooses.",
     bad="export NCCL_ALGO=Rings\n",
-    good="export NCCL_ALGO=Ring\n",
+    good="export NCCL_ALGO=Tree\n",
     holds_for=Releases("nccl", until="2.30"),
 )
 def unknown_algorithm(file: ReviewedFile) -> Iterator[Problem]:

@@ -23,6 +23,7 @@ _nccl_rule = partial(rule, source="https://docs.nvidia.com/deeplearning/nccl/use
 _NCCL_TEST = re.compile(r"(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf(?:_mpi)?")
 _LINES_TO_TABLE = 12
 """Lines between a command and the table of its results."""
+_IN_WORDS = re.compile(r"(?<!\d)(\d{1,2})(?:\s?卡|\s?张\s?(?:GPU|卡)|[- ]GPU (?:nodes?|servers?))")
 _MANY_GPUS = 8
 """GPUs of a node of the catalogue, all of which have several NICs."""
 
@@ -271,6 +272,7 @@ def _gpus_per_node(file: ReviewedFile) -> int:
     """The most processes or GPUs per node that the file names; 0 if it names none."""
     launched = [script.number(launch.values.get("nproc_per_node")) or 0 for script, launch in file.launches]
     written = [int(found[1]) for found in re.finditer(r"\b(\d{1,2}) ?[x×] ?(?:NVIDIA )?[ABH]\d{2,3}\b", file.text)]
+    written += [int(found[1]) for found in _IN_WORDS.finditer(file.text if file.kind == "text" else "")]
     requested = re.search(r"(\d+)$", file.options.get("gpus-per-node") or file.options.get("gres") or "")
     return max([0, *launched, *written, int(requested[1]) if requested else 0])
 

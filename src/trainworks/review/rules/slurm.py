@@ -180,6 +180,66 @@ def removed_parameter(file: ReviewedFile) -> Iterator[Problem]:
                     yield Problem(found.line, found.column, f"`{found.written}` was removed in Slurm 23.11", edits)
 
 
+@rule(
+    "TW312",
+    "Jobs see every GPU",
+    "warning",
+    why="Slurm hides the devices that a job did not request only with `ConstrainDevices=yes`, whose default is no. "
+    "Without it two jobs on a node take the same GPU.",
+    fix="Set `ConstrainDevices=yes`, and `TaskPlugin=task/cgroup` in slurm.conf.",
+    source="https://slurm.schedmd.com/cgroup.conf.html",
+    file="cgroup.conf",
+    bad="ConstrainCores=yes\nConstrainDevices=no\n",
+    good="ConstrainCores=yes\nConstrainDevices=yes\n",
+)
+def unconstrained_devices(file: ReviewedFile) -> Iterator[Problem]:
+    """A cgroup.conf with `ConstrainDevices=no`, or without it beside a slurm.conf or gres.conf with GPUs."""
+    if PurePath(file.name).name != "cgroup.conf":
+        return
+    set_ = [found for line in file.conf if (found := line.get("constraindevices"))]
+    beside = "".join(file.read_near(name) or "" for name in ("gres.conf", "slurm.conf"))
+    gpus = re.search(r"^[^#\n]*(?:Name=gpu|Gres=gpu)", beside, re.IGNORECASE | re.MULTILINE)
+    if set_ and set_[-1].value.lower() == "no":
+        yield Problem(set_[-1].line, set_[-1].column, "`ConstrainDevices=no`: every job sees every GPU of its nodes")
+    elif not set_ and gpus and file.conf:
+        yield Problem(1, 1, "no `ConstrainDevices=yes`: every job sees every GPU of its nodes")
+
+
+@rule(
+    "TW313",
+    "A partition has nodes that are not defined",
+    why="Slurm's daemons do not start with a partition of nodes without a line `NodeName`.",
+    fix="Define the nodes, or correct the list of the partition.",
+    source="https://slurm.schedmd.com/slurm.conf.html",
+    file="slurm.conf",
+    bad="GresTypes=gpu\nNodeName=gpu[1-8] Gres=gpu:8\nPartitionName=train Nodes=gpu[1-16]\n",
+    good="GresTypes=gpu\nNodeName=gpu[1-8] Gres=gpu:8\nPartitionName=train Nodes=gpu[1-8]\n",
+)
+def undefined_nodes(file: ReviewedFile) -> Iterator[Problem]:
+    """Plain lists of a slurm.conf that has nodes itself, includes no file, and has no sets or dynamic nodes."""
+    other = re.search(r"^[ \t]*(?:include\s|nodeset=)|MaxNodeCount|@|\{\{|\$", file.text, re.IGNORECASE | re.MULTILINE)
+    if PurePath(file.name).name != "slurm.conf" or other:
+        return
+    defined: set[str] = set()
+    for line in file.conf:
+        if line.parameters[0].name == "nodename":
+            defined |= set(_nodes(line.parameters[0].value))
+    for line in file.conf:
+        nodes = line.get("nodes") if line.parameters[0].name == "partitionname" else None
+        missing = [name for name in _nodes(nodes.value) if name not in defined] if nodes and defined else []
+        if nodes and missing:
+            named = missing[0] if len(missing) == 1 else f"{missing[0]} to {missing[-1]}"
+            yield Problem(nodes.line, nodes.column, f"no line defines {named}")
+
+
+def _nodes(text: str) -> list[str]:
+    """Names of a list; none of one that cannot be read, of all nodes, or of a default."""
+    try:
+        return [] if text.upper() in ("ALL", "DEFAULT", "") else list(expand_nodes(text))
+    except QuantityError:
+        return []
+
+
 @_batch_rule(
     "TW309",
     "An option that sbatch removed",

@@ -14,6 +14,11 @@ from trainworks.review.rule import rule
 
 _WHEELS = re.compile(r"download\.pytorch\.org/whl/(?:nightly/)?cu(\d+)\b")
 _TORCH = re.compile(r"torch(?:vision|audio)?")
+_NCCL_BUILD = re.compile(
+    r"nccl[_ -]?v?(\d)\.(\d+)(?:\.\d+)?(?:-\d+\+cuda|\s*(?:的|for|with|built for|\(|\+)\s*CUDA\s*)12(?!\d)",
+    re.IGNORECASE,
+)
+_FIRST_NCCL_OF_CUDA_12 = (2, 16)
 
 
 @rule(
@@ -108,11 +113,34 @@ def missing_autogen(file: ReviewedFile) -> Iterator[Problem]:
     """A clone of UCX and its configuration, without autogen.sh in the file."""
     if not re.search(r"git clone\b[^\n]*/ucx(?:\.git)?\b", file.text) or "autogen" in file.text:
         return
+    inline = re.search(r"contrib/configure-release", file.text) if file.kind == "text" else None
+    if inline and not any("configure" in command.texts[0] for command in file.commands):
+        number = file.text.count("\n", 0, inline.start()) + 1
+        yield Problem(number, 1, "a clone of UCX needs `./autogen.sh` before this")
     for command in file.commands:
         word = command.words[0]
-        if word.text.endswith("contrib/configure-release"):
+        if word.text.endswith("contrib/configure-release") or word.text == "./configure":
             edits = (Edit(word.line, word.column, 0, "./autogen.sh && "),)
             yield word.problem("a clone of UCX needs `./autogen.sh` before this", edits)
+
+
+@rule(
+    "TW711",
+    "NCCL has no build for this CUDA",
+    why="NCCL has archives for CUDA 12 since 2.16; an older one with CUDA 12 does not exist. The archive of a release "
+    "is behind a login, and has a folder `nccl_...` and none named `cuda`.",
+    fix="Install the packages libnccl2 and libnccl-dev of NVIDIA's repository, or use the NCCL in PyTorch's wheel.",
+    source="https://docs.nvidia.com/deeplearning/nccl/release-notes/",
+    file="install.sh",
+    bad="tar xf nccl_2.14.3-1+cuda12.0_x86_64.txz\n",
+    good="tar xf nccl_2.18.5-1+cuda12.2_x86_64.txz\n",
+)
+def missing_nccl_build(file: ReviewedFile) -> Iterator[Problem]:
+    """The name of an archive, or a release in a sentence, of NCCL before 2.16 with CUDA 12."""
+    for number, line in enumerate(file.lines if file.kind in ("shell", "text", "dockerfile") else (), start=1):
+        for found in _NCCL_BUILD.finditer(line):
+            if (int(found[1]), int(found[2])) < _FIRST_NCCL_OF_CUDA_12:
+                yield Problem(number, found.start() + 1, f"NCCL {found[1]}.{found[2]} was not built for CUDA 12")
 
 
 @rule(

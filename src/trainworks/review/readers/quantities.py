@@ -1,0 +1,143 @@
+"""Quantities in prose: numbers with their units, in English and in Chinese, in base units.
+
+`400 Gb/s`, `400Gbps`, `400GbE` and `400G 网卡` are 5e10 bytes/s, `50 GB/s` is the same, `四成` is 0.4, `1350 亿美元` is
+1.35e11 in the currency of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+Kind = Literal[
+    "bytes/s", "flops/s", "bytes", "watts", "share", "factor", "hours", "money", "ranks", "nodes",
+]  # fmt: skip
+"""What a quantity counts; `ranks` are accelerators, or the processes on them."""
+
+_WIDE = re.compile("[\uff02-\uff07\uff0a\uff0b\uff0d-\uff19\uff1c-\uff1e\uff20-\uff5d\u3000]")
+"""Letters, digits and signs of full width, without the punctuation that separates the parts of a Chinese sentence."""
+
+_NUMERALS = {
+    "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+    "twelve": 12, "sixteen": 16, "a": 1, "an": 1, "single": 1, "单": 1, "一": 1, "两": 2, "双": 2, "二": 2, "三": 3,
+    "四": 4, "五": 5, "六": 6, "七": 7, "八": 8, "九": 9, "十": 10,
+}  # fmt: skip
+_SCALES = {
+    "千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8, "千亿": 1e11, "万亿": 1e12, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9,
+    "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12,
+}  # fmt: skip
+_DIGITS = r"\d[\d,]*(?:\.\d+)?"
+_LETTERS = (
+    r"(?:[Oo]ne|[Tt]wo|[Tt]hree|[Ff]our|[Ff]ive|[Ss]ix|[Ss]even|[Ee]ight|[Nn]ine|[Tt]en|[Tt]welve|[Ss]ixteen|[Aa]n?"
+    r"|[Ss]ingle)(?=[\s-])"
+)
+_NUMBER = (
+    rf"(?<![A-Za-z0-9_.,])(?P<number>{_DIGITS}|{_LETTERS}|[单一两双二三四五六七八九十])"
+    rf"(?:\s?(?:[-–~～至到]|to)\s?(?P<upper>{_DIGITS}|{_LETTERS}))?(?P<more>\s?(?:\+|多|余|以上|or more))?"
+    r"\s?(?P<scale>百万|千亿|万亿|[千万亿]|[kKMB](?![A-Za-z/])|(?:thousand|million|billion|trillion)\b)?"
+)
+_END = r"(?![A-Za-z0-9/])"
+_OF = (
+    r"(?:(?:NVIDIA|Nvidia|英伟达|Mellanox|AMD|GPU|IB|InfiniBand|ConnectX-?\d|DGX|HGX|free|idle|compute|空闲的?|计算|物理|\d+\s?[x×]\s?[A-Z]+\d+[\w-]*)"
+    r"\s*)*"
+)
+_NAMED_PART = r"(?=(?:[ABHV]\d{2,3}|GB[23]00|GH200|MI\d{3}|RTX))"
+_LINK_FOLLOWS = r"(?=\s*(?:IB|InfiniBand|RoCE|RDMA|NDR|HDR|XDR|以太|网卡|网络|[Ee]thernet|per port|端口|带宽)(?![a-z]))"
+_KILO, _KIBI = {"M": 1e6, "G": 1e9, "T": 1e12}, {"M": 2.0**20, "G": 2.0**30, "T": 2.0**40}
+_UNITS: tuple[tuple[Kind, str, float], ...] = (
+    *(("bytes/s", rf"{prefix}i?B(?:/s|ps|/秒|/sec){_END}", size) for prefix, size in _KILO.items()),
+    *(("bytes/s", rf"{prefix}(?:b/s|bps|bit/s|bits/s){_END}", size / 8) for prefix, size in _KILO.items()),
+    ("bytes/s", rf"G(?:bE|igE|E){_END}|G{_LINK_FOLLOWS}", 1e9 / 8),
+    *(
+        ("flops/s", rf"{prefix}(?:FLOPS|FLOPs|FLOP/s|flops){_END}", size)
+        for prefix, size in (("G", 1e9), ("T", 1e12), ("P", 1e15))
+    ),
+    *(("bytes", rf"{prefix}B?(?![A-Za-z0-9/])", size) for prefix, size in _KILO.items()),
+    *(("bytes", rf"{prefix}iB(?![A-Za-z0-9/])", size) for prefix, size in _KIBI.items()),
+    ("watts", rf"W{_END}|瓦", 1.0),
+    ("watts", rf"kW{_END}", 1e3),
+    ("share", r"%|％|percent\b|per cent\b|个?百分点", 0.01),
+    ("share", r"成(?![为本立功分])", 0.1),
+    ("factor", r"倍|[x×](?![A-Za-z0-9×])|times\b|-?fold\b", 1.0),
+    ("factor", "twice", 2.0),  # without a number
+    ("hours", r"(?:training |GPU )?(?:hours?|hrs?)\b|(?:个)?小时", 1.0),
+    ("money", r"(?:US )?(?:dollars?|USD)\b|美元", 1.0),
+    ("money", "$", 1.0),  # before the number
+    ("ranks", rf"(?:[张块个颗]|[x×*])?\s*{_OF}{_NAMED_PART}", 1.0),
+    ("ranks", rf"(?:[x×*张块个颗-])?\s*{_OF}(?:GPUs?|accelerators?|cards?)(?![A-Za-z])", 1.0),
+    ("ranks", r"卡|张(?:显)?卡|块(?:显)?卡|个?进程|\s?processes\b", 1.0),
+    ("nodes", rf"(?:[个台]|[x×*-])?\s*{_OF}(?:nodes?|servers?|machines?)(?![A-Za-z])", 1.0),
+    ("nodes", rf"[个台]?\s*{_OF}(?:节点|服务器)|台|机(?![架柜器房])", 1.0),
+)
+_AFTER = r"(?P<after>\s?(?:\+|以上|起(?![点到])|or (?:more|newer)))?"
+_TWICE = r"\b(?:[Tt]wice|[Dd]ouble)\b(?P<number>)(?P<upper>)(?P<scale>)(?P<more>)(?P<after>)"
+_LOOSE = ("share", "factor", "ranks", "nodes", "hours")
+"""Kinds whose number may be a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedQuantity:
+    """A number with its unit, and its place in the sentence."""
+
+    kind: Kind
+    value: float
+    """In base units; of a range the upper end."""
+    start: int
+    end: int
+    text: str
+    open_ended: bool = False
+    """The text gives a lower bound: `90+`, `200 以上`, `or more`."""
+
+    @property
+    def in_bytes(self) -> bool:
+        """A rate that is written in bytes and not in bits."""
+        return re.search(r"B(?:/|ps)", self.text) is not None
+
+
+def ascii_width(text: str) -> str:
+    """Letters and digits of full width as those of ASCII; every character keeps its place.
+
+    >>> ascii_width("１０亿")
+    '10亿'
+    """
+    return _WIDE.sub(lambda found: " " if found[0] == "\u3000" else chr(ord(found[0]) - 0xFEE0), text)
+
+
+def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:
+    """Quantities of a kind in a sentence, from left to right.
+
+    >>> [one.value for one in quantities_in("HDR 200 Gb/s，实测 24 GB/s", "bytes/s")]
+    [25000000000.0, 24000000000.0]
+    """
+    found = [
+        StatedQuantity(
+            kind,
+            _number(match["upper"] or match["number"] or "1") * _SCALES.get(match["scale"] or "", 1.0) * size,
+            match.start(),
+            match.end(),
+            match[0],
+            bool(match["more"] or match["after"]),
+        )
+        for pattern, size in _patterns(kind)
+        for match in pattern.finditer(text)
+    ]
+    yield from sorted(found, key=lambda one: one.start)
+
+
+@cache
+def _patterns(kind: Kind) -> tuple[tuple[re.Pattern[str], float], ...]:
+    number = _NUMBER if kind in _LOOSE else _NUMBER.replace(f"|{_LETTERS}", "")
+    special = {"$": rf"\$\s?{number}{_AFTER}", "twice": _TWICE}
+    return tuple(
+        (re.compile(special.get(unit, rf"{number}\s?(?:{unit}){_AFTER}")), size)
+        for of, unit, size in _UNITS
+        if of == kind
+    )
+
+
+def _number(text: str) -> float:
+    key = text.lower()
+    return float(_NUMERALS[key]) if key in _NUMERALS else float(text.replace(",", "").rstrip(".") or 0)
