@@ -42,7 +42,7 @@ _SAID = re.compile(
 _OPTION = r"--{}[= ](\d+)"
 _VERSIONS: dict[Component, re.Pattern[str]] = {
     "operating system": re.compile(
-        r"(?<![A-Za-z])(?P<name>CentOS|Ubuntu|Debian)(?: Linux)?[ :-]?(?P<version>\d+(?:\.\d+)?)", re.IGNORECASE
+        r"(?<![A-Za-z.])(?P<name>CentOS|Ubuntu|Debian)(?: Linux)?[ :-]?(?P<version>\d+(?:\.\d+)?)", re.IGNORECASE
     ),
     "driver": re.compile(
         r"(?:[Dd]rivers?|驱动)[^。；,，\d]{0,24}(?P<version>\d{3})(?:\.[\dx.]+)?(?!\d)"
@@ -173,25 +173,30 @@ def other_number_of_processes(file: ReviewedFile) -> Iterator[Problem]:
     good="Install Rocky 9 on the servers.\n",
 )
 def ended_release(file: ReviewedFile) -> Iterator[Problem]:
-    """An operating system or a driver branch without support that a sentence advises, without one with support."""
+    """The first mention of a system or driver branch without support that a sentence advises, and none with support."""
+    said: set[str] = set()
     for statement in file.naming(("named release",)):
         if statement.is_denied or statement.names("past"):
             continue
-        for component, pattern in _VERSIONS.items():
-            # a lower bound of a driver includes the newer ones, so it is outdated later than it ends
-            until = f"{int(AS_OF[:4]) - _YEARS_OVER}{AS_OF[4:]}" if component == "driver" else AS_OF
-            named = [(found, _release(component, found)) for found in pattern.finditer(statement.text)]
-            named = [one for one in named if _is_advised(component, statement, one[0])]
-            ended = [(found, each) for found, each in named if each and each.ends and each.ends < until]
-            last = [each for each in named if each[1] and not is_over(each[1])]
-            if ended and not (
-                last and component == "operating system" and _family(last[-1][0]) == _family(ended[0][0])
-            ):
-                found, each = ended[-1]
-                yield statement.problem(
-                    found.start(), "support of {part} ended in {ends}; {newest} has it", part=each.name,
-                    ends=each.ends, newest=longest_supported(component).name,
-                )  # fmt: skip
+        for component in _VERSIONS:
+            for found, each in _ended(statement, component):
+                if each.name not in said:
+                    said.add(each.name)
+                    yield statement.problem(
+                        found.start(), "support of {part} ended in {ends}; {newest} has it", part=each.name,
+                        ends=each.ends, newest=longest_supported(component).name,
+                    )  # fmt: skip
+
+
+def _ended(statement: Statement, component: Component) -> list[tuple[re.Match[str], Release]]:
+    """The last advised release whose support has ended; none beside one of its family that has support."""
+    # a lower bound of a driver includes the newer ones, so it is outdated later than it ends
+    until = f"{int(AS_OF[:4]) - _YEARS_OVER}{AS_OF[4:]}" if component == "driver" else AS_OF
+    found = [one for one in _VERSIONS[component].finditer(statement.text) if _is_advised(component, statement, one)]
+    named = [(one, each) for one in found if (each := _release(component, one))]
+    ended = [(one, each) for one, each in named if each.ends and each.ends < until]
+    lasting = {_family(one) for one, each in named if component == "operating system" and not is_over(each)}
+    return [(one, each) for one, each in ended[-1:] if _family(one) not in lasting]
 
 
 def _is_advised(component: Component, statement: Statement, found: re.Match[str]) -> bool:

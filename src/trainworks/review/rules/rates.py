@@ -232,7 +232,7 @@ def link_above_slot(file: ReviewedFile) -> Iterator[Problem]:
             continue
         named = [(found.start(), link(found[1].upper())) for found in LINK.finditer(statement.text)]
         found = max(named, key=lambda one: one[1].bytes_per_s, default=None)
-        if found and found[1].bytes_per_s > part.host_bytes_per_s and not statement.names("split or several"):
+        if found and found[1].bytes_per_s > part.host_bytes_per_s and not statement.names("split or several", "slot"):
             yield statement.problem(
                 found[0], "{link} carries {rate}, and the slot of {part} {slot}", part=part.name,
                 link=found[1].name, rate=format_quantity(found[1].bytes_per_s, "bytes/s"),
