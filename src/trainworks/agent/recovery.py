@@ -395,10 +395,7 @@ class Recovery:
         return failure_of(cause, evidence)
 
     def _do_without(self, *, is_free: bool, begins: bool = False) -> bool:
-        """Continue without accelerators that are out of service, before the first start of the ranks if it `begins`.
-
-        False if the job leaves its nodes for others, or ends.
-        """
+        """Continue without accelerators that are out of service; False if the job leaves its nodes, or ends."""
         lacking = [number for number, place in enumerate(self._places) if place in self._lacking]
         may_shrink = not begins and len(lacking) == 1
         decision = self._decide(NodeStanding.INCOMPLETE, lacking[0], is_free=is_free, may_shrink=may_shrink)
