@@ -13,7 +13,6 @@ from trainworks.config.spec import Spec
 from trainworks.errors import TrainworksError
 from trainworks.host.ledger import Claim, MachineLedger, Share, claim_key
 from trainworks.host.probe import cuda_names
-from trainworks.jobs.accelerator_names import drained_accelerator
 from trainworks.jobs.environment import accelerators_per_node
 from trainworks.jobs.state import Cause
 from trainworks.jobs.store import open_store
@@ -21,7 +20,7 @@ from trainworks.record.events.job import AcceleratorDrainedEvent, BrokenAccelera
 from trainworks.record.events.log import Event
 from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
-from trainworks.recover.accelerator_faults import blamed_failure
+from trainworks.recover.accelerator_faults import blamed_failure, drained_accelerator
 
 _LOG = logging.getLogger(__name__)
 

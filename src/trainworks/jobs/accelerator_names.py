@@ -30,16 +30,6 @@ def matching_names(wanted: str, known: Iterable[str]) -> list[str]:
     return same[:1] or [name for name in names if _is_same(wanted, name)]
 
 
-def drained_accelerator(name: str, reason: str, *, names_node: bool = True) -> str:
-    """What is said of an accelerator out of service, by its name in a queue.
-
-    >>> drained_accelerator("box1:2", "XID 79")
-    'accelerator 2 of box1 is drained (XID 79)'
-    """
-    node, _, index = name.rpartition(":")
-    return f"accelerator {index}{f' of {node}' if names_node else ''} is drained ({reason})"
-
-
 def is_amd(name: str | None) -> bool:
     """Whether a name is that of an accelerator of AMD.
 

@@ -42,3 +42,13 @@ def blamed_failure(events: Sequence[Event]) -> FailureEvent | None:
     if len(last) < BLAMED_AFTER or not all(last) or len(ranks) != 1 or len(errors) == 1:
         return None
     return last[-1][-1]
+
+
+def drained_accelerator(name: str, reason: str, *, names_node: bool = True) -> str:
+    """What is said of an accelerator out of service, by its name in a queue.
+
+    >>> drained_accelerator("box1:2", "XID 79")
+    'accelerator 2 of box1 is drained (XID 79)'
+    """
+    node, _, index = name.rpartition(":")
+    return f"accelerator {index}{f' of {node}' if names_node else ''} is drained ({reason})"

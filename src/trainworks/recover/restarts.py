@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainworks.jobs.accelerator_names import drained_accelerator
 from trainworks.record.events.job import (
     AcceleratorDrainedEvent,
     AgentLostEvent,
@@ -25,6 +24,7 @@ from trainworks.record.events.job import (
 )
 from trainworks.record.events.log import Event, of_kind
 from trainworks.record.events.training import AttemptEvent, RanksStartedEvent
+from trainworks.recover.accelerator_faults import drained_accelerator
 from trainworks.recover.failures import first_failure, latest_launch_events
 
 if TYPE_CHECKING:

@@ -114,11 +114,6 @@ class PreparedRun:
         self.backend.probe(self.spec)
         return self.backend.sharing_note() if isinstance(self.backend, AttachedBackend) else None
 
-    @property
-    def _can_leave_accelerators_out(self) -> bool:
-        """Whether the backend takes single ones out of service, or gives the job other nodes, or new pods."""
-        return "drain.accelerator" not in self.backend.unsupported or self.backend.name in ("slurm", "kubernetes")
-
     def write_run_dir(self, *, notify: Notify = warn) -> tuple[RunDir, ResolvedRun]:
         """Make the run directory, and return it with the resolved run that it now holds."""
         resolved = self.resolved
@@ -132,7 +127,7 @@ class PreparedRun:
             "run_id": run_dir.run_id,
             "commit": _commit_of(self.resolved.working_folder),
             "node_check": node_check,
-            "accelerator_check": (NODE_CHECK,) if self._can_leave_accelerators_out else (),
+            "accelerator_check": (NODE_CHECK,) if self.backend.gives_other_accelerators else (),
             "observers": observers_of(self.resolved.run_file),
         }
         resolved = resolved.model_copy(update=update)

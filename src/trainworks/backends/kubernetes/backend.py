@@ -68,6 +68,7 @@ class KubernetesBackend(Backend):
     """
 
     name: ClassVar[str] = "kubernetes"
+    gives_other_accelerators: ClassVar[bool] = True
     unsupported: ClassVar[frozenset[Capability]] = frozenset({"depends_on", "edit", "min_nodes", "drain.accelerator"})
     without_accelerator: ClassVar[str] = "NVIDIA's device plugin withholds a GPU by itself after its XID"
     shares_files: ClassVar[bool] = False

@@ -18,7 +18,6 @@ from trainworks.backends.backend import Backend, JobStatus, NodeStatus, Rendered
 from trainworks.backends.entering import entering_here
 from trainworks.backends.local.fair_share import hours_of, published_queues
 from trainworks.backends.local.machine import (
-    LocalNode,
     drained_accelerators,
     drained_text,
     held_text,
@@ -68,6 +67,7 @@ class AttachedBackend(Backend):
     """
 
     name: ClassVar[str] = "local"
+    gives_other_accelerators: ClassVar[bool] = True
 
     def __init__(self, resolved: ResolvedRun, *, lock: int | None = None, clock: Clock | None = None) -> None:
         self._resolved = resolved
@@ -263,7 +263,10 @@ def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, .
     count = processes.num_accelerators if processes.device == "cuda" else 0
     if count == 0:
         return ()
-    visible, (machine, drained) = [facts.index for facts in probe_accelerators()], _drained_accelerators()
+    visible = [facts.index for facts in probe_accelerators()]
+    with contextlib.closing(open_store(store_url())) as store:
+        drained = {name: why for name, why in obeyed_drains(store).items() if ":" in name}
+    machine = local_nodes(probe_host(store_folder())) if drained else []
     claimed = {device for claim in claims for device in claim.share.devices}
     out = {device for one in drained_accelerators(machine, drained, ()) for device in one.devices}
     free = [device for device in visible if device not in claimed | out]
@@ -276,16 +279,6 @@ def _free_devices(processes: Processes, claims: Sequence[Claim]) -> tuple[int, .
             hint="wait in the queue: trainworks submit",
         )
     return tuple(free[:count])
-
-
-def _drained_accelerators() -> tuple[list[LocalNode], dict[str, str]]:
-    """This machine, and accelerators out of service, also of other machines that share the store, by name, and why.
-
-    The machine is not probed, and empty, while none is out of service.
-    """
-    with contextlib.closing(open_store(store_url())) as store:
-        drained = {name: why for name, why in obeyed_drains(store).items() if ":" in name}
-    return local_nodes(probe_host(store_folder())) if drained else [], drained
 
 
 def _held(devices: Sequence[int]) -> dict[str, str]:

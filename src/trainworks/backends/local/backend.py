@@ -50,6 +50,7 @@ class DispatchedBackend(Backend):
     """Jobs of this user in a store with a dispatcher of this machine: `local` and `ssh`."""
 
     unsupported: ClassVar[frozenset[Capability]] = frozenset()
+    gives_other_accelerators: ClassVar[bool] = True
 
     def __init__(self, store: JobStore, clock: Clock | None = None) -> None:
         self._store = store

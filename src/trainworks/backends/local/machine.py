@@ -9,13 +9,13 @@ from typing import Literal
 
 from trainworks.errors import UsageError
 from trainworks.host.ledger import Claim
-from trainworks.jobs.accelerator_names import drained_accelerator
 from trainworks.jobs.job_row import JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.queueing.fair_share import Rank
 from trainworks.queueing.reasons import joined
 from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob, RunningJob
 from trainworks.record.environment import HostFacts
+from trainworks.recover.accelerator_faults import drained_accelerator
 
 SPLIT = "TRAINWORKS_NODES"
 """Number of nodes that this machine counts as; each is a failure domain with its share of cores and accelerators."""

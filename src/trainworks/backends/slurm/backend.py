@@ -57,6 +57,7 @@ class SlurmBackend(Backend):
     """
 
     name: ClassVar[str] = "slurm"
+    gives_other_accelerators: ClassVar[bool] = True
     unsupported: ClassVar[frozenset[Capability]] = frozenset({"drain.accelerator"})
     without_accelerator: ClassVar[str] = (
         "once it is drained, an administrator lowers its `Gres` in slurm.conf, leaves the device out of `File` in "
