@@ -145,7 +145,7 @@ class Backend(abc.ABC):
     """Longest time for which a list of jobs waits for the backend."""
 
     gives_other_accelerators: ClassVar[bool] = False
-    """Whether a job goes on without an accelerator that failed: with another one, on other nodes, or in new pods."""
+    """Whether a job continues without an accelerator that failed: with another one, on other nodes, or in new pods."""
     needs_program: ClassVar[bool] = False
     """Whether the nodes lack Trainworks: `connect` then gets the program, for a workload that of `workload_program`."""
 

@@ -160,15 +160,14 @@ def _visible(found: list[AcceleratorFacts]) -> tuple[AcceleratorFacts, ...]:
         return tuple(found)
     visible: list[AcceleratorFacts] = []
     for name in (part.strip() for part in wanted.split(",")):
-        match = [one for one in found if _is_device(name, one.index if one.gpu is None else one.gpu, one.uuids[0])]
+        if name.isdigit():
+            match = [one for one in found if name == str(one.index if one.gpu is None else one.gpu)]
+        else:
+            match = [one for one in found if name and one.uuids[0].startswith(name)]
         if not match:
             break
         visible.append(match[0])
     return tuple(visible)
-
-
-def _is_device(name: str, index: int, uuid: str) -> bool:
-    return name == str(index) if name.isdigit() else bool(name) and uuid.startswith(name)
 
 
 def _memory_bytes() -> int:
