@@ -25,6 +25,11 @@ from trainworks.recover.accelerator_faults import blamed_failure, drained_accele
 _LOG = logging.getLogger(__name__)
 
 
+def index_of(name: str) -> int:
+    """Number by which the driver of its node counts the accelerator of a name in a queue, `box1:2`."""
+    return int(name.rpartition(":")[2])
+
+
 @dataclass(frozen=True, slots=True)
 class HeldAccelerators:
     """Accelerators of every node of a job, by their names in the queue (`box1:2`), in the order of its ranks.
@@ -43,13 +48,13 @@ class HeldAccelerators:
 
     def named_by(self, checks: Iterable[NodeCheckEvent], nodes: Iterable[int]) -> dict[str, str]:
         """Accelerators of some nodes that checks of their machine find at fault, each with what they say of it."""
-        broken = {str(one["index"]): one["message"] for check in checks for one in check.get("accelerators", ())}
-        held = [(name, name.rpartition(":")[2]) for node in nodes for name in self.names[node]]
+        broken = {one["index"]: one["message"] for check in checks for one in check.get("accelerators", ())}
+        held = [(name, index_of(name)) for node in nodes for name in self.names[node]]
         return {name: broken[index] for name, index in held if index in broken}
 
     def indices_of(self, node: int) -> list[int]:
         """Numbers by which the driver of a node counts its accelerators, in the order of its ranks."""
-        return [int(name.rpartition(":")[2]) for name in self.names[node]]
+        return list(map(index_of, self.names[node]))
 
     def nodes_of(self, names: Iterable[str]) -> list[int]:
         """Numbers of the nodes that have some of these accelerators."""
@@ -80,7 +85,7 @@ class HeldAccelerators:
         def choose(claims: Sequence[Claim]) -> Share | None:
             found = self._replacements(claims)
             chosen.update(found or {})
-            devices = tuple(int(name.rpartition(":")[2]) for name in chosen.values())
+            devices = tuple(map(index_of, chosen.values()))
             key = claim_key(run_dir.path.resolve())
             return Share(run=run_dir.run_id, key=key, cores=0.0, devices=devices) if found else None
 
@@ -96,7 +101,7 @@ class HeldAccelerators:
         if (out := self._drained()) is None:
             return None
         taken = {device for claim in claims for device in claim.share.devices}
-        free = [name for name in self.spares if name not in out and int(name.rpartition(":")[2]) not in taken]
+        free = [name for name in self.spares if name not in out and index_of(name) not in taken]
         wanted = [name for held in self.names for name in held if name in out]
         return dict(zip(wanted, free, strict=False)) if 0 < len(wanted) <= len(free) else None
 

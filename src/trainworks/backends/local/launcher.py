@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import final
 
 from trainworks.agent import supervisor
-from trainworks.agent.accelerators import MachineShare
+from trainworks.agent.accelerators import MachineShare, index_of
 from trainworks.agent.command_nodes import run_agent
 from trainworks.agent.launch import end_left_over, make_ready, take_environment, take_run
 from trainworks.backends.editing import finish_edit
@@ -259,7 +259,7 @@ def _supervise(text: str, handles: Sequence[int], *, agent: Spare) -> int:
     """Supervise a job with the environment that it was submitted with and its accelerators."""
     folder, held = json.loads(text)
     share = MachineShare.model_validate(held)
-    devices = [int(name.rpartition(":")[2]) for name in share.accelerators]
+    devices = [index_of(name) for name in share.accelerators]
     take_environment(RunDir(Path(folder)), {"CUDA_VISIBLE_DEVICES": cuda_names(devices)} if devices else {})
     lock, *claims = handles
     return supervisor.main(folder, "0", lock, agent, claims, share)
