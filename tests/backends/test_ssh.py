@@ -16,7 +16,8 @@ from tests.backends.beds import Job, SshBed, wait_until
 from tests.backends.ssh_hosts import NEEDS_SSHD
 from tests.gpus.machine import GpuMachine
 from trainworks.api.launching.prepared_run import NODE_CHECK
-from trainworks.backends.local.machine import LocalNode, shares_of
+from trainworks.backends.backend import NodeStatus
+from trainworks.backends.local.machine import LocalNode, shape_of, shares_of, snapshot_nodes
 from trainworks.backends.ssh.backend import SshBackend
 from trainworks.backends.ssh.link import ssh_command
 from trainworks.backends.ssh.node import HOST
@@ -28,6 +29,7 @@ from trainworks.host.probe import num_cores
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.state import JobState
+from trainworks.queueing.placement import NodeIndex, place
 from trainworks.record.events.log import read_events
 from trainworks.record.run_dir import RunDir
 
@@ -308,8 +310,17 @@ def test_what_roles_take_of_their_hosts_and_which_kind_of_accelerator(
     with pytest.raises(InfeasibleError, match="needs 4 hosts, and 3 may be used"):
         backend.check(spec(trainer=trainer | {"nodes": 2}, server=server))
     kinds = [trainer | {"resources": {"accelerators": kind}} for kind in ("h100:1", "l4:1")]
-    with pytest.raises(UsageError, match="accelerators of one kind, got `h100` and `l4`"):
-        backend.adapted(spec(one=kinds[0], other=kinds[1]))
+    hosts = (("a", "NVIDIA H100 80GB HBM3"), ("b", "NVIDIA L4"), ("c", None))
+    found = [NodeStatus(name=name, state="idle", accelerator=kind) for name, kind in hosts]
+    monkeypatch.setattr(SshBackend, "nodes", lambda self: found)
+    named = backend.adapted(spec(one=kinds[0], other=kinds[1], server=server | {"nodes": 1}))
+    assert (named.exclude, [role.exclude for role in named.roles]) == ((), [("b", "c"), ("a", "c"), ()])
+    machine = [box, replace(box, name="b"), replace(box, name="c", devices=(), accelerator=None)]
+    nodes = NodeIndex(snapshot_nodes(machine, {}))
+    places = place(nodes.gang(shape_of(named, machine)), nodes.sizes)
+    assert [nodes.nodes[index].name for index in places] == ["a", "b", "c"]
+    with pytest.raises(UsageError, match="no host has an accelerator `mi300x`"):
+        backend.adapted(spec(one=kinds[0], other=trainer | {"resources": {"accelerators": "mi300x:1"}}))
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=x", "a b", "a;b", "ada@", "a:0", "$(id)"])

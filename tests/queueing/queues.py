@@ -73,6 +73,24 @@ SHAPES = st.builds(
     same_rack=st.booleans(),
 )
 
+
+def with_roles(*roles: GangShape) -> GangShape:
+    """A gang of roles; its own amounts are the most of each."""
+    return shape(
+        max(role.accelerators_per_node for role in roles),
+        sum(role.nodes_min for role in roles),
+        cores_per_node=max(role.cores_per_node for role in roles),
+        memory_per_node_bytes=max(role.memory_per_node_bytes for role in roles),
+        roles=roles,
+    )
+
+
+ROLES = st.lists(
+    SHAPES.map(lambda of: replace(of, nodes_min=min(of.nodes_min, 2), nodes_max=min(of.nodes_min, 2), same_rack=False)),
+    min_size=1,
+    max_size=3,
+).map(lambda roles: with_roles(*roles))
+
 NODES = st.lists(
     st.builds(
         node,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from tests.queueing.queues import NODES, SHAPES, node, nodes, shape
+from tests.queueing.queues import NODES, SHAPES, node, nodes, shape, with_roles
 from trainworks.errors import InfeasibleError
 from trainworks.queueing.reasons import check_feasible, needs_text, shrink_to_fit
 from trainworks.queueing.snapshot import GangShape, NodeInfo
@@ -127,3 +127,15 @@ def test_what_fits_already_is_not_made_smaller(on: list[NodeInfo], of: GangShape
 )
 def test_a_need_is_said_in_words(of: GangShape, text: str) -> None:
     assert needs_text(of) == text
+
+
+def test_roles_are_refused_for_the_first_that_fits_nowhere_or_for_all_of_them() -> None:
+    trainer, loader = shape(8), shape(0, count=2, cores_per_node=32.0)
+    check_feasible(with_roles(trainer, loader), nodes(3))
+    assert refusal(with_roles(shape(16), loader), *nodes(3))[0] == (
+        "1 node of 16 accelerators; there are 3 nodes with 8 accelerators"
+    )
+    assert refusal(with_roles(trainer, loader), *nodes(2)) == (
+        "the job needs 8 accelerators on 1 node, and 32 cores on each of 2 nodes; there are 2 nodes for all of them",
+        "give roles fewer nodes, or smaller ones",
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.queueing.queues import node, nodes, running, shape, snapshot, waiting
+from tests.queueing.queues import node, nodes, running, shape, snapshot, waiting, with_roles
 from trainworks.queueing.decide import MOST_ESTIMATES, decide
 from trainworks.queueing.snapshot import (
     Cancel,
@@ -20,6 +20,7 @@ from trainworks.queueing.snapshot import (
     QueuedJob,
     Reason,
     RunningJob,
+    Start,
 )
 
 HOUR = 3600.0
@@ -522,3 +523,14 @@ def test_a_node_that_is_not_in_the_snapshot_does_not_matter() -> None:
 def test_a_node_that_lost_an_accelerator_in_use_takes_nothing() -> None:
     on = [replace(node("n1"), accelerators=4)]
     assert not decided(on, waiting(1, shape(0, cores_per_node=1.0)), busy=[running(9, shape(8), "n1")]).starts
+
+
+def test_a_role_leaves_a_node_to_another_that_needs_it_more() -> None:
+    """The second one alone would take the fuller node, the only one of the kind that the third names."""
+    on = (node("a", 2, accelerator="H100"), node("b", 8), node("c", 0))
+    gang = with_roles(shape(0, cores_per_node=64.0), shape(1), shape(2, accelerator="H100"))
+    assert decide(snapshot(on, [waiting(1, gang)])).starts == (Start(job_id=1, nodes=("c", "b", "a")),)
+    busy = running(9, shape(8), "b")
+    pending = decide(snapshot(on, [waiting(1, gang)], [busy])).pending[1]
+    needs = "needs 64 cores on 1 node, and 1 accelerator on 1 node, and 2 H100 on 1 node"
+    assert pending.detail == f"{needs}; too few nodes have that free at once"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, permutations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.lanes import examples
-from tests.queueing.queues import NAMES, NODES, SHAPES, Played, node, shape, snapshot, waiting
+from tests.queueing.queues import NAMES, NODES, ROLES, SHAPES, Played, node, shape, snapshot, waiting
 from trainworks.queueing.decide import decide
 from trainworks.queueing.snapshot import Decision, GangShape, NodeInfo, QueuedJob, Reason, RunningJob, Snapshot
 
@@ -23,7 +23,7 @@ def queues(limits: st.SearchStrategy[float | None], most: int = 12) -> st.Search
     jobs = st.builds(
         waiting,
         st.just(0),
-        SHAPES,
+        SHAPES | ROLES,
         priority=st.sampled_from([10, 50, 90]),
         submitted_at=st.sampled_from([1.0, 2.0, 3.0]),
         time_limit_s=limits,
@@ -78,9 +78,15 @@ def left(state: Snapshot, decision: Decision, gone: frozenset[int] = frozenset()
     uses = [(job.nodes, job.shape) for job in state.running if job.job_id not in gone]
     uses += [(start.nodes, shapes[start.job_id]) for start in decision.starts]
     for names, of in uses:
-        for name in set(names) & set(free):
-            free[name] = [have - want for have, want in zip(free[name], amounts(of), strict=True)]
+        for name, part in zip(names, groups_of(of, len(names)), strict=True):
+            if name in free:
+                free[name] = [have - want for have, want in zip(free[name], amounts(part), strict=True)]
     return free
+
+
+def groups_of(of: GangShape, count: int) -> list[GangShape]:
+    """For each node of a gang the shape of its role, or the gang's own."""
+    return [role for role in of.roles for _ in range(role.nodes_min)] or [of] * count
 
 
 def amounts(of: GangShape) -> tuple[float, float, float]:
@@ -88,9 +94,9 @@ def amounts(of: GangShape) -> tuple[float, float, float]:
     return (of.cores_per_node, of.accelerators_per_node, of.memory_per_node_bytes)
 
 
-def has_room(state: Snapshot, of: GangShape, free: dict[str, list[float]]) -> bool:
-    """Whether a gang fits into what is free, found by trying."""
-    able = [
+def able_nodes(state: Snapshot, of: GangShape, free: dict[str, list[float]]) -> list[NodeInfo]:
+    """Nodes whose free amounts suffice for one of a gang."""
+    return [
         one
         for one in state.nodes
         if one.name in free
@@ -98,6 +104,15 @@ def has_room(state: Snapshot, of: GangShape, free: dict[str, list[float]]) -> bo
         and of.accelerator in (None, one.accelerator)
         and all(want <= have for want, have in zip(amounts(of), free[one.name], strict=True))
     ]
+
+
+def has_room(state: Snapshot, of: GangShape, free: dict[str, list[float]]) -> bool:
+    """Whether a gang fits into what is free, found by trying."""
+    able = able_nodes(state, of, free)
+    if of.roles:
+        sets = [{one.name for one in able_nodes(state, role, free)} for role in groups_of(of, 0)]
+        orders = permutations(free, len(sets))
+        return any(all(name in able for name, able in zip(names, sets, strict=True)) for names in orders)
     if not of.same_rack:
         return len(able) >= of.nodes_min
     racks = Counter(one.rack if one.rack else one.name + " alone" for one in able)
@@ -133,8 +148,9 @@ def test_a_job_starts_on_nodes_that_it_may_take(state: Snapshot) -> None:
     by_name = {one.name: one for one in state.nodes}
     for start in decide(state).starts:
         of, taken = shapes[start.job_id], [by_name[name] for name in start.nodes]
-        assert all(one.in_service and one.name not in of.exclude for one in taken)
-        assert all(of.accelerator in (None, one.accelerator) for one in taken)
+        for one, part in zip(taken, groups_of(of, len(taken)), strict=True):
+            assert one.in_service and one.name not in part.exclude
+            assert part.accelerator in (None, one.accelerator)
         assert not of.same_rack or len(taken) == 1 or len({one.rack for one in taken}) == 1
 
 
@@ -285,7 +301,7 @@ def contested(draw: st.DrawFn) -> Snapshot:
         )
         for start in starts
     ]
-    wanted = draw(st.builds(shape, st.sampled_from([1, 4, 6, 8]), st.integers(1, len(on))))
+    wanted = draw(st.builds(shape, st.sampled_from([1, 4, 6, 8]), st.integers(1, len(on))) | ROLES)
     return snapshot(on, [waiting(99, wanted)], busy, now=5.0)
 
 

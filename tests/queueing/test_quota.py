@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.queueing.queues import node, nodes, running, shape, snapshot, waiting
+from tests.queueing.queues import node, nodes, running, shape, snapshot, waiting, with_roles
 from trainworks.queueing.decide import decide
 from trainworks.queueing.snapshot import HoursQuota, Quota, Reason, Snapshot
 
@@ -132,3 +132,13 @@ def test_a_wide_job_does_not_starve_behind_narrow_ones_of_its_team(narrow: list[
         busy = [running(90, shape(still), "n1")] if still else []
         decision = decide(replace(snapshot([node("n1"), node("n2")], [wide, *later], busy), quotas=(quota,)))
         assert [start.job_id for start in decision.starts] == ([] if still else [1])
+
+
+@pytest.mark.parametrize(("most", "starts"), [(8, True), (7, False)])
+def test_roles_count_with_what_each_takes(most: int, starts: bool) -> None:
+    job = waiting(1, with_roles(shape(4), shape(2, count=2), shape(0)), accounts=("team vision",))
+    quota = Quota(account="team vision", max_accelerators=most)
+    decision = decide(replace(snapshot(nodes(4), [job]), quotas=(quota,)))
+    assert bool(decision.starts) is starts
+    if not starts:
+        assert decision.pending[1].detail == "needs 8 accelerators, and team vision may hold 7 accelerators at once"

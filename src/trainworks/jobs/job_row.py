@@ -239,19 +239,20 @@ def job_of_row(row: Mapping[str, Any]) -> JobRow:
     del values["array"]  # the spec has it, and searches need the column
     values["end"] = _end_of_columns(values)
     spec = json.loads(values.pop("ticket"))
-    roles = tuple(
-        RoleSpec(**role | {"node": _node_of(role["node"]), "depends_on": tuple(role["depends_on"])})
-        for role in spec.get("roles", ())
-    )
-    lists = {key: tuple(value) for key, value in spec.items() if isinstance(value, list)}
-    values["spec"] = JobSpec(**spec | lists | {"node": _node_of(spec["node"]), "roles": roles})
+    roles = tuple(RoleSpec(**role | {"node": _node_of(role["node"])} | _tuples(role)) for role in spec.get("roles", ()))
+    values["spec"] = JobSpec(**spec | _tuples(spec) | {"node": _node_of(spec["node"]), "roles": roles})
     values["placement"] = placement_of(values["placement"])
     values |= {name: bool(values[name]) for name in ("held", "reachable")}  # SQLite has numbers in their place
     return JobRow(**values)
 
 
 def _node_of(values: Mapping[str, Any]) -> NodeResources:
-    return NodeResources(**{**values, "alternatives": tuple(values.get("alternatives", ()))})
+    return NodeResources(**{**values, **_tuples(values)})
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """The lists of JSON, which were tuples."""
+    return {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
 
 
 def attempt_of_row(row: Mapping[str, Any]) -> Attempt:

@@ -40,6 +40,8 @@ class RoleSpec:
     """How often it may start again alone."""
     image: str | None = None
     """Container image of its own; that of the job when None."""
+    exclude: tuple[str, ...] = ()
+    """Nodes that it never takes, besides those that the job excludes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,8 +86,8 @@ def reserve(gang: Gang, resources: FreeResources) -> Reservation:
     later = list(resources.soon)
 
     def release(stay: NodeShares) -> None:
-        for index in stay.nodes:
-            later[index] = plus(later[index], stay.need)
+        for index, need in zip(stay.nodes, stay.needs, strict=True):
+            later[index] = plus(later[index], need)
 
     earliest = earliest_fit(
         (stay for stay in resources.occupied if stay.ends_at < math.inf),
@@ -97,8 +97,8 @@ def reserve(gang: Gang, resources: FreeResources) -> Reservation:
     )
     if earliest is not None:
         ends_at, nodes = earliest
-        for index in nodes:
-            later[index] = minus(later[index], gang.need)
+        for index, need in zip(nodes, gang.needs(nodes), strict=True):
+            later[index] = minus(later[index], need)
         gone_by = [left.ends_at for _, left in resources.leaving if not set(nodes).isdisjoint(left.nodes)]
         return Reservation(starts_at=max([ends_at, *gone_by]), others_end_by=ends_at, nodes=nodes, others=later)
     # free amounts the gang can never use: all of some nodes, and beyond its need on the others
@@ -123,16 +123,17 @@ class Backfill:
     def start(self, gang: Gang, time_limit_s: float | None) -> list[int]:
         """The nodes of a job that starts now, already taken; none if it does not fit or would delay the head."""
         is_short = time_limit_s is not None and ends_in_time(self._resources.now + time_limit_s, self._ends_by)
-        if not fits(gang.need, self._most[is_short]) or (gang.number, is_short) in self._failed:
+        fits_nowhere = not (gang.roles or fits(gang.need, self._most[is_short]))
+        if fits_nowhere or (gang.number, is_short) in self._failed:
             return []
         nodes = place(gang, self._resources.free if is_short else self._beside)
         if not nodes:
             self._failed.add((gang.number, is_short))
             return []
         self._resources.start(gang, nodes, time_limit_s)
-        for index in nodes:
+        for index, need in zip(nodes, gang.needs(nodes), strict=True):
             if not is_short:
-                self._others[index] = minus(self._others[index], gang.need)
+                self._others[index] = minus(self._others[index], need)
             self._beside[index] = lesser(self._resources.free[index], self._others[index])
         self._most = (self._most_of(self._beside), self._most_of(self._resources.free))
         return nodes
@@ -156,17 +157,16 @@ class StartForecast:
         stays = [*resources.occupied, *(stay for _, stay in resources.leaving)]
         taken: list[list[float]] = [[] for _ in self._sizes]
         for stay in stays:
-            for index in stay.nodes:
-                taken[index] += [stay.ends_at] * _parts(stay.need, self._sizes[index])
+            for index, need in zip(stay.nodes, stay.needs, strict=True):
+                taken[index] += [stay.ends_at] * _parts(need, self._sizes[index])
         self._ends = [([resources.now] * (_PARTS - len(ends)) + sorted(ends))[-_PARTS:] for ends in taken]
         """Sorted times at which the parts of each node become free."""
         self._parts: dict[Amounts, list[int]] = {}
 
-    def keep(self, gang: Gang, nodes: Iterable[int], ends_at: float) -> None:
+    def keep(self, gang: Gang, nodes: Sequence[int], ends_at: float) -> None:
         """Nodes that a job has until then, whenever it starts."""
-        parts = self._parts_of(gang)
-        for index in nodes:
-            self._put(index, parts[index], ends_at)
+        for index, need in zip(nodes, gang.needs(nodes), strict=True):
+            self._put(index, self._parts_of(need)[index], ends_at)
 
     def close(self, gang: Gang) -> None:
         """Exclude the nodes that this gang waits for from all estimates."""
@@ -174,22 +174,33 @@ class StartForecast:
             self._ends[index] = [math.inf] * _PARTS
 
     def starts_at(self, gang: Gang, time_limit_s: float | None) -> float | None:
-        """Start of the next job on `nodes_min` nodes, which it then occupies; None if unknown."""
-        parts, ends = self._parts_of(gang), self._ends
-        ready = [(ends[index][parts[index] - 1], index) for index in gang.candidates]
-        chosen, start = _first(ready, gang)
+        """Start of the next job on `nodes_min` nodes, which it then occupies; None if unknown.
+
+        Roles choose one after the other, so one that leaves too few nodes to the next has no estimate.
+        """
+        ends, start = self._ends, 0.0
+        chosen: dict[int, int] = {}
+        for group in gang.groups:
+            parts = self._parts_of(group.need)
+            others = [index for index in group.candidates if index not in chosen] if chosen else group.candidates
+            ready = [(ends[index][parts[index] - 1], index) for index in others]
+            if len(ready) < group.nodes_min:
+                return None
+            nodes, ready_at = _first(ready, group)
+            start = max(start, ready_at)
+            chosen |= {index: parts[index] for _, index in nodes}
         if start == math.inf:
             return None
         end = math.inf if time_limit_s is None else start + time_limit_s
-        for _, index in chosen:
-            self._put(index, parts[index], end)
+        for index, parts_there in chosen.items():
+            self._put(index, parts_there, end)
         return start
 
-    def _parts_of(self, gang: Gang) -> list[int]:
-        parts = self._parts.get(gang.need)
+    def _parts_of(self, need: Amounts) -> list[int]:
+        parts = self._parts.get(need)
         if parts is None:
-            by_size = {size: _parts(gang.need, size) for size in set(self._sizes)}
-            parts = self._parts[gang.need] = [by_size[size] for size in self._sizes]
+            by_size = {size: _parts(need, size) for size in set(self._sizes)}
+            parts = self._parts[need] = [by_size[size] for size in self._sizes]
         return parts
 
     def _put(self, index: int, parts: int, ends_at: float) -> None:

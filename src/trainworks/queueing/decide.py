@@ -19,7 +19,8 @@ time. Every job of one priority is served eventually.
 
 Of the running jobs, as few as possible are preempted; among equally few, those of the lowest priority, then the
 youngest, which lose the least work. A single sufficient job is always found, and for a gang of one node the smallest
-set. For several nodes the search is greedy, node by node; in its result every chosen job is needed.
+set. For several nodes the search is greedy, node by node, and for roles job by job; in its result every chosen job is
+needed.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from trainworks.queueing.backfill import Backfill, StartForecast, reserve
-from trainworks.queueing.placement import Amounts, FreeResources, Gang, NodeIndex, fits, need_of, place, plus
+from trainworks.queueing.placement import Amounts, FreeResources, Gang, NodeIndex, fits, place, plus
 from trainworks.queueing.quota import Accounts
 from trainworks.queueing.reasons import explain_precedence, leaving_text, short_text, unavailable_text
 from trainworks.queueing.snapshot import (
@@ -63,10 +64,14 @@ def jobs_to_preempt(
     for job in able:
         if place(gang, _amounts_without([job], resources)):
             return [job]
-    racks = gang.racks or dict.fromkeys(gang.candidates, "")
-    names = sorted({racks[index] for index in gang.candidates})
-    groups = [[index for index in gang.candidates if racks[index] == name] for name in names]
-    chosen = min((_node_by_node(gang, resources, group, able) for group in groups), key=_loss)
+    if gang.roles:
+        more = (able[:count] for count in range(2, len(able) + 1))
+        chosen = next(jobs for jobs in more if place(gang, _amounts_without(jobs, resources)))
+    else:
+        racks = gang.racks or dict.fromkeys(gang.candidates, "")
+        names = sorted({racks[index] for index in gang.candidates})
+        groups = [[index for index in gang.candidates if racks[index] == name] for name in names]
+        chosen = min((_node_by_node(gang, resources, group, able) for group in groups), key=_loss)
     for job in sorted(chosen, key=_worth, reverse=True):
         spared = [other for other in chosen if other is not job]
         if place(gang, _amounts_without(spared, resources)):
@@ -88,8 +93,8 @@ def _amounts_without(jobs: Iterable[RunningJob], resources: FreeResources) -> li
     free = list(resources.soon)
     for job in jobs:
         stay = resources.stay_of(job)
-        for index in stay.nodes:
-            free[index] = plus(free[index], stay.need)
+        for index, need in zip(stay.nodes, stay.needs, strict=True):
+            free[index] = plus(free[index], need)
     return free
 
 
@@ -97,18 +102,19 @@ def _node_by_node(
     gang: Gang, resources: FreeResources, candidates: Sequence[int], able: Sequence[RunningJob]
 ) -> list[RunningJob]:
     """Clear the node that costs the least, again and again, until the gang has its nodes; empty if it never has."""
-    there: dict[int, list[RunningJob]] = {index: [] for index in candidates}
+    there: dict[int, list[_Held]] = {index: [] for index in candidates}
     for job in able:
-        for index in resources.stay_of(job).nodes:
+        stay = resources.stay_of(job)
+        for index, need in zip(stay.nodes, stay.needs, strict=True):
             if index in there:
-                there[index].append(job)
+                there[index].append((job, need))
     chosen: list[RunningJob] = []
     while True:
         free = _amounts_without(chosen, resources)
         blocked = [index for index in candidates if not fits(gang.need, free[index])]
         if len(candidates) - len(blocked) >= gang.nodes_min:
             return chosen
-        left = [[job for job in there[index] if job not in chosen] for index in blocked]
+        left = [[held for held in there[index] if held[0] not in chosen] for index in blocked]
         ways = [_fewest(gang.need, free[index], jobs) for index, jobs in zip(blocked, left, strict=True)]
         best = min(ways, key=_loss)
         if not best:
@@ -116,19 +122,23 @@ def _node_by_node(
         chosen += best
 
 
-def _fewest(need: Amounts, free: Amounts, jobs: Sequence[RunningJob]) -> list[RunningJob]:
+_Held = tuple[RunningJob, Amounts]
+"""A job on a node, and what it holds of it."""
+
+
+def _fewest(need: Amounts, free: Amounts, held: Sequence[_Held]) -> list[RunningJob]:
     """The fewest jobs of a node that make room on it; empty if all together do not."""
-    for count in range(1, len(jobs) + 1 if len(jobs) <= _MOST_TOGETHER else 2):
-        groups = [list(some) for some in combinations(jobs, count) if _make_room(need, free, some)]
+    for count in range(1, len(held) + 1 if len(held) <= _MOST_TOGETHER else 2):
+        groups = [[job for job, _ in some] for some in combinations(held, count) if _make_room(need, free, some)]
         if groups:
             return min(groups, key=_loss)
-    first = [jobs[:count] for count in range(2, len(jobs) + 1)]
-    return next((list(some) for some in first if _make_room(need, free, some)), [])
+    first = [held[:count] for count in range(2, len(held) + 1)]
+    return next(([job for job, _ in some] for some in first if _make_room(need, free, some)), [])
 
 
-def _make_room(need: Amounts, free: Amounts, jobs: Iterable[RunningJob]) -> bool:
-    for job in jobs:
-        free = plus(free, need_of(job.shape))
+def _make_room(need: Amounts, free: Amounts, held: Iterable[_Held]) -> bool:
+    for _, amounts in held:
+        free = plus(free, amounts)
     return fits(need, free)
 
 
@@ -235,7 +245,8 @@ class _Service:
             # keep nodes for it while it waits for others to go
             self._accounts.charge(job, len(nodes))
             resources = self._resources
-            short = {index for index in nodes if not fits(gang.need, resources.unused[index])}
+            needs = zip(nodes, gang.needs(nodes), strict=True)
+            short = {index for index, need in needs if not fits(need, resources.unused[index])}
             leaving = [(other, stay) for other, stay in resources.leaving if short.intersection(stay.nodes)]
             starts_at = max((stay.ends_at for _, stay in leaving), default=resources.now)
             preempted = [other.job_id for other, _ in leaving if other.preemptible and other.priority < job.priority]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import NamedTuple
 
@@ -22,9 +22,16 @@ _ENDLESS: Amounts = (2**63, 2**63, 2**63)
 
 
 def need_of(shape: GangShape) -> Amounts:
-    """Amounts a gang takes of each of its nodes, rounded up."""
+    """Amounts a gang takes of each of its nodes, rounded up; with roles, the most that it takes of any."""
     millicores = math.ceil(shape.cores_per_node * 1000 - 1e-6)
     return (millicores, shape.accelerators_per_node, shape.memory_per_node_bytes)
+
+
+def needs_of(shape: GangShape, nodes: int) -> list[Amounts]:
+    """Amounts a gang takes of each of so many nodes, those of one role after those of another."""
+    if not shape.roles:
+        return [need_of(shape)] * nodes
+    return [need for role in shape.roles for need in needs_of(role, role.nodes_min)]
 
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
@@ -59,6 +66,19 @@ class Gang(NamedTuple):
     """Nodes that could be part of it if they were empty; too few of them is none."""
     racks: dict[int, str] | None
     """Rack of each candidate if all must be in the same rack."""
+    roles: tuple[Gang, ...] = ()
+    """Gangs of its roles; then `need` is the most that any needs, and `candidates` are those of all."""
+
+    @property
+    def groups(self) -> tuple[Gang, ...]:
+        """Gangs whose nodes have one need: those of its roles, or itself."""
+        return self.roles or (self,)
+
+    def needs(self, nodes: Sequence[int]) -> list[Amounts]:
+        """What it takes of each of the nodes that `place` gave it."""
+        if not self.roles:
+            return [self.need] * len(nodes)
+        return [role.need for role in self.roles for _ in range(role.nodes_min)]
 
 
 class NodeIndex:
@@ -69,18 +89,24 @@ class NodeIndex:
         millicores = [math.floor(node.cores * 1000 + 1e-6) for node in self.nodes]
         self.sizes = [(m, node.accelerators, node.memory_bytes) for m, node in zip(millicores, self.nodes, strict=True)]
         self.numbers = {node.name: index for index, node in enumerate(self.nodes)}
-        self._gang_numbers: dict[GangShape, int] = {}
-        self._gangs: list[Gang] = []
+        self._gangs: dict[GangShape, Gang] = {}
         self._allowed: dict[tuple[str | None, frozenset[str]], tuple[list[int], Amounts]] = {}
 
     def gang(self, shape: GangShape) -> Gang:
         """The gang of a shape on these nodes."""
-        number = self._gang_numbers.setdefault(shape, len(self._gangs))
-        if number == len(self._gangs):
-            self._gangs.append(self._gang_of(shape, number))
-        return self._gangs[number]
+        gang = self._gangs.get(shape)
+        if gang is None:
+            gang = self._gang_of_roles(shape) if shape.roles else self._gang_of(shape)
+            self._gangs[shape] = gang
+        return gang
 
-    def _gang_of(self, shape: GangShape, number: int) -> Gang:
+    def _gang_of_roles(self, shape: GangShape) -> Gang:
+        roles = tuple(map(self.gang, shape.roles))
+        candidates = sorted({index for role in roles for index in role.candidates})
+        gang = Gang(len(self._gangs), need_of(shape), shape.nodes_min, shape.nodes_max, candidates, None, roles)
+        return gang if place(gang, self.sizes) else gang._replace(candidates=())
+
+    def _gang_of(self, shape: GangShape) -> Gang:
         need = need_of(shape)
         key = (shape.accelerator, shape.exclude)
         if key not in self._allowed:
@@ -102,7 +128,7 @@ class NodeIndex:
             together = Counter(racks.values())
             candidates = [index for index in candidates if together[racks[index]] >= shape.nodes_min]
         return Gang(
-            number=number,
+            number=len(self._gangs),
             need=need,
             nodes_min=shape.nodes_min,
             nodes_max=shape.nodes_max,
@@ -115,9 +141,12 @@ def place(
     gang: Gang, free: Sequence[Amounts], *, most: int | None = None, fullest_by: Sequence[Amounts] | None = None
 ) -> list[int]:
     """Nodes of a gang among the free amounts of each node, at most `most`; none if it does not fit. Nodes are ordered
-    by how full they are, by `fullest_by` instead of `free` where it is given.
+    by how full they are, by `fullest_by` instead of `free` where it is given. With roles, those of one follow those of
+    another.
     """
     order = free if fullest_by is None else fullest_by
+    if gang.roles:
+        return _place_roles(gang.roles, free, order)
     cores, accelerators, memory = gang.need
     ready = []
     for index in gang.candidates:
@@ -139,14 +168,48 @@ def place(
     return sorted(index for _, _, index in ready[:most])
 
 
+def _place_roles(roles: Sequence[Gang], free: Sequence[Amounts], order: Sequence[Amounts]) -> list[int]:
+    """Nodes for all roles, each of one role alone; they are found whenever there are any.
+
+    A role takes the fullest nodes that will do. When all of them are taken it takes one of a role that finds another
+    instead: augmenting paths of a bipartite matching (Kuhn 1955). The nodes of a role are alike, so a path has each
+    role once.
+    """
+    able = [
+        sorted(
+            (index for index in role.candidates if fits(role.need, free[index])),
+            key=lambda index: (order[index][1], order[index][0], index),
+        )
+        for role in roles
+    ]
+    holder: dict[int, int] = {}
+
+    def find(role: int, seen: set[int]) -> bool:
+        seen.add(role)
+        for index in able[role]:
+            if index not in holder:
+                holder[index] = role
+                return True
+        for index in able[role]:
+            if holder[index] not in seen and find(holder[index], seen):
+                holder[index] = role
+                return True
+        return False
+
+    if not all(find(number, set()) for number, role in enumerate(roles) for _ in range(role.nodes_min)):
+        return []
+    return [index for number in range(len(roles)) for index in sorted(holder) if holder[index] == number]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeShares:
     """Shares of nodes that are occupied until a time."""
 
     ends_at: float
     """Infinite without a time limit."""
-    need: Amounts
     nodes: Sequence[int]
+    needs: Sequence[Amounts]
+    """What is occupied of each."""
 
 
 @dataclass(slots=True)
@@ -183,19 +246,21 @@ class FreeResources:
 
     def stay_of(self, job: RunningJob) -> NodeShares:
         """Share of a running job on the nodes in service. A job beyond its limit is about to end."""
-        nodes = [self.node_index.numbers[name] for name in job.nodes if name in self.node_index.numbers]
+        numbers = self.node_index.numbers
+        shares = zip(job.nodes, needs_of(job.shape, len(job.nodes)), strict=False)
+        there = [(numbers[name], need) for name, need in shares if name in numbers]
         ends_at = math.inf if job.time_limit_s is None else max(self.now, job.started_at + job.time_limit_s)
-        return NodeShares(ends_at=ends_at, need=need_of(job.shape), nodes=nodes)
+        return NodeShares(ends_at=ends_at, nodes=[index for index, _ in there], needs=[need for _, need in there])
 
     def start(self, gang: Gang, nodes: Sequence[int], time_limit_s: float | None) -> None:
         """Give nodes to a job that starts now."""
-        stay = NodeShares(ends_at=self._end(self.now, time_limit_s), need=gang.need, nodes=nodes)
+        stay = NodeShares(ends_at=self._end(self.now, time_limit_s), nodes=nodes, needs=gang.needs(nodes))
         self._take(stay, self.unused, self.soon)
         self.occupied.append(stay)
 
     def promise(self, gang: Gang, nodes: Sequence[int], starts_at: float, time_limit_s: float | None) -> None:
         """Keep nodes for a job that starts once the jobs that are ending have gone."""
-        stay = NodeShares(ends_at=self._end(starts_at, time_limit_s), need=gang.need, nodes=nodes)
+        stay = NodeShares(ends_at=self._end(starts_at, time_limit_s), nodes=nodes, needs=gang.needs(nodes))
         self._take(stay, self.soon)
         self.occupied.append(stay)
 
@@ -204,9 +269,9 @@ class FreeResources:
         stay = self.stay_of(job)
         self.occupied.remove(stay)
         gone_by = min(stay.ends_at, self.now + job.grace_s)
-        self.leaving.append((job, NodeShares(ends_at=gone_by, need=stay.need, nodes=stay.nodes)))
-        for index in stay.nodes:
-            self.soon[index] = plus(self.soon[index], stay.need)
+        self.leaving.append((job, replace(stay, ends_at=gone_by)))
+        for index, need in zip(stay.nodes, stay.needs, strict=True):
+            self.soon[index] = plus(self.soon[index], need)
         self._settle(stay.nodes)
 
     @staticmethod
@@ -215,8 +280,8 @@ class FreeResources:
 
     def _take(self, stay: NodeShares, *pools: list[Amounts]) -> None:
         for pool in pools:
-            for index in stay.nodes:
-                pool[index] = minus(pool[index], stay.need)
+            for index, need in zip(stay.nodes, stay.needs, strict=True):
+                pool[index] = minus(pool[index], need)
         self._settle(stay.nodes)
 
     def _settle(self, nodes: Iterable[int]) -> None:

@@ -73,8 +73,9 @@ class Accounts:
         """Count so many nodes of a job that starts, or for which nodes are kept."""
         for name in job.accounts:
             if (account := self._accounts.get(name)) is not None:
-                account.cores -= nodes * job.shape.cores_per_node
-                account.accelerators -= nodes * job.shape.accelerators_per_node
+                cores, accelerators = job.shape.amounts(nodes)
+                account.cores -= cores
+                account.accelerators -= accelerators
 
 
 def _exceeded(quota: Quota, shape: GangShape) -> str | None:
@@ -94,10 +95,16 @@ def _exceeded(quota: Quota, shape: GangShape) -> str | None:
 
 
 def _nodes_within(shape: GangShape, cores: float, accelerators: float) -> float:
-    """Number of nodes of a shape that fit into a limit; infinite if it needs nothing that is limited."""
-    pairs = ((cores, shape.cores_per_node), (accelerators, float(shape.accelerators_per_node)))
-    limits = [left / need for left, need in pairs if need and left < math.inf]
-    return max(0, math.floor(min(limits) + _ROUNDING)) if limits else math.inf
+    """Number of nodes of a shape that fit into a limit; infinite if it needs nothing that is limited.
+
+    Those of roles fit together, or none does.
+    """
+    each = shape.amounts(1)
+    limits = [left / need for left, need in zip((cores, accelerators), each, strict=True) if need and left < math.inf]
+    if not limits:
+        return math.inf
+    most = max(0, math.floor(min(limits) + _ROUNDING))
+    return most * shape.nodes_min if shape.roles else most
 
 
 def _used_text(shape: GangShape, account: _Account) -> str:
@@ -115,6 +122,5 @@ def _used_text(shape: GangShape, account: _Account) -> str:
 
 
 def _held_text(shape: GangShape) -> str:
-    return amounts_text(
-        shape.accelerators_per_node * shape.nodes_min, shape.accelerator, shape.cores_per_node * shape.nodes_min, 0
-    )
+    cores, accelerators = shape.amounts(shape.nodes_min)
+    return amounts_text(accelerators, shape.accelerator, cores, 0)

@@ -17,7 +17,12 @@ _MOST_NODES = 3
 
 
 def short_text(shape: GangShape, gang: Gang, resources: FreeResources) -> str:
-    """Sentence for a gang whose resources are in use."""
+    """Sentence for a gang whose resources are in use; of roles, for the first one whose are."""
+    if gang.roles:
+        for role, alone in zip(shape.roles, gang.roles, strict=True):
+            if not place(alone, resources.free):
+                return short_text(role, alone, resources)
+        return f"{needs_text(shape)}; too few nodes have that free at once"
     able = [index for index in gang.candidates if fits(gang.need, resources.free[index])]
     if gang.racks is None:
         return f"{needs_text(shape)}; {_have(len(able), 'node')} that free"
@@ -26,7 +31,13 @@ def short_text(shape: GangShape, gang: Gang, resources: FreeResources) -> str:
 
 
 def unavailable_text(shape: GangShape, everywhere: NodeIndex) -> str:
-    """Sentence for a gang with too few nodes in service and not excluded."""
+    """Sentence for a gang with too few nodes in service and not excluded; of roles, for the first one that has."""
+    if shape.roles:
+        in_service = NodeIndex(node for node in everywhere.nodes if node.in_service)
+        for role in shape.roles:
+            if not in_service.gang(role).candidates:
+                return unavailable_text(role, everywhere)
+        return f"{needs_text(shape)}; too few nodes for all of that can be taken"
     alone = everywhere.gang(replace(shape, nodes_min=1, exclude=frozenset()))
     able = [everywhere.nodes[index] for index in alone.candidates]
     missing = [f"{node.name} {why}" for node in able if (why := _why_not(node, shape))]
@@ -69,10 +80,14 @@ def needs_text(shape: GangShape) -> str:
     ...                  memory_per_node_bytes=0))
     'needs 4 A100 and 8 cores on each of 2 nodes'
     """
+    return f"needs {', and '.join(map(_share_on_nodes, shape.groups))}"
+
+
+def _share_on_nodes(shape: GangShape) -> str:
     each = "" if shape.nodes_min == 1 else "each of "
     rack = " of one rack" if shape.same_rack and shape.nodes_min > 1 else ""
     share = share_text(shape)
-    return f"needs {share + ' on ' + each if share else ''}{count_of(shape.nodes_min, 'node')}{rack}"
+    return f"{share + ' on ' + each if share else ''}{count_of(shape.nodes_min, 'node')}{rack}"
 
 
 def count_of(count: int, noun: str) -> str:
@@ -113,11 +128,20 @@ def check_feasible(shape: GangShape, nodes: Iterable[NodeInfo]) -> None:
     known = sorted((node for node in nodes if node.name not in shape.exclude), key=lambda node: node.name)
     if NodeIndex(known).gang(shape).candidates:
         return
+    if shape.roles:
+        for role in shape.roles:
+            check_feasible(role, known)
+        hint = "give roles fewer nodes, or smaller ones"
+        raise InfeasibleError(f"the job {needs_text(shape)}; {_there_are(len(known))} for all of them", hint=hint)
+    raise _too_large(shape, known)
+
+
+def _too_large(shape: GangShape, known: Sequence[NodeInfo]) -> InfeasibleError:
     smaller = shrink_to_fit(shape, known)
     if smaller is None:
         excluded = f" but the {len(shape.exclude)} excluded" if shape.exclude else ""
         hint = "exclude fewer nodes" if shape.exclude else "add a node"
-        raise InfeasibleError(f"{_gang_text(shape)}; the cluster has no node{excluded}", hint=hint)
+        return InfeasibleError(f"{_gang_text(shape)}; the cluster has no node{excluded}", hint=hint)
     changes = []
     if smaller.nodes_min != shape.nodes_min:
         changes.append(f"`num_nodes: {smaller.nodes_min}`")
@@ -129,7 +153,7 @@ def check_feasible(shape: GangShape, nodes: Iterable[NodeInfo]) -> None:
         changes.append(f"`cpus: {smaller.cores_per_node:g}`")
     if smaller.memory_per_node_bytes != shape.memory_per_node_bytes:
         changes.append(f"`memory: {smaller.memory_per_node_bytes / 1e9:g}`")
-    raise InfeasibleError(f"{_gang_text(shape)}; {_describe_nodes(shape, known)}", hint=", ".join(changes))
+    return InfeasibleError(f"{_gang_text(shape)}; {_describe_nodes(shape, known)}", hint=", ".join(changes))
 
 
 def shrink_to_fit(shape: GangShape, nodes: Sequence[NodeInfo]) -> GangShape | None:

@@ -36,7 +36,7 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangShape:
-    """A gang: the same share of so many different nodes, all or nothing."""
+    """A gang: the same share of so many different nodes, or of those of each role, all or nothing."""
 
     nodes_min: int
     """Minimum, at least 1."""
@@ -51,6 +51,21 @@ class GangShape:
     """Names of nodes that it never takes."""
     same_rack: bool = False
     """True if all its nodes must be in the same rack."""
+    roles: tuple[GangShape, ...] = ()
+    """Shapes of its roles, each of a fixed number of nodes of its own. The amounts above are then the most that a node
+    of any role takes, and the numbers of nodes the sum."""
+
+    @property
+    def groups(self) -> tuple[GangShape, ...]:
+        """Shapes whose nodes have the same share: those of its roles, or itself."""
+        return self.roles or (self,)
+
+    def amounts(self, nodes: int) -> tuple[float, int]:
+        """Cores and accelerators that it holds on so many nodes; with roles, on all of them."""
+        if not self.roles:
+            return nodes * self.cores_per_node, nodes * self.accelerators_per_node
+        held = [role.amounts(role.nodes_min) for role in self.roles]
+        return sum(cores for cores, _ in held), sum(accelerators for _, accelerators in held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +105,7 @@ class RunningJob:
     job_id: int
     shape: GangShape
     nodes: tuple[str, ...]
-    """Its nodes; it holds the shape's share of each."""
+    """Its nodes, those of one role after those of another; it holds the shape's share of each."""
     priority: int
     started_at: float
     time_limit_s: float | None

@@ -225,6 +225,8 @@ class Dispatcher:
             job = self._jobs[start.job_id]
             taken = [*self._taken(), *held]
             nodes = [node for node in self._machine if node.name in start.nodes]
+            if job.spec.roles:  # each role has the nodes that were found for it
+                nodes.sort(key=lambda node: start.nodes.index(node.name))
             placement = [
                 Placement(node.name, share.cores or 0.0, devices_free(node, taken)[: share.accelerators])
                 for node, share in zip(nodes, shares_of(job.spec, self._machine), strict=False)

@@ -19,11 +19,11 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, final
+from typing import TYPE_CHECKING, Annotated, Any, final
 
 from pydantic import Field, ValidationError
 
@@ -62,7 +62,32 @@ _Count = Annotated[int, Field(ge=0, le=10**15)]
 _Short = Annotated[str, Field(max_length=253)]
 
 
-class PublishedJob(Frozen):
+class PublishedNodes(Frozen):
+    """Nodes that a waiting job asks for, and what it takes of each."""
+
+    nodes_min: Annotated[int, Field(ge=1, le=10**6)]
+    nodes_max: Annotated[int, Field(ge=1, le=10**6)]
+    cores: _Amount
+    accelerators: _Count
+    memory_bytes: _Count
+    exclude: Annotated[tuple[_Short, ...], Field(max_length=64)] = ()
+    """Nodes that it does not take, or that its user has drained."""
+
+    def shape(self, roles: Iterable[PublishedNodes] = ()) -> GangShape:
+        """The gang that they are."""
+        return GangShape(
+            nodes_min=self.nodes_min,
+            nodes_max=max(self.nodes_min, self.nodes_max),
+            cores_per_node=self.cores,
+            accelerators_per_node=self.accelerators,
+            accelerator=None,
+            memory_per_node_bytes=self.memory_bytes,
+            exclude=frozenset(self.exclude),
+            roles=tuple(role.shape() for role in roles),
+        )
+
+
+class PublishedJob(PublishedNodes):
     """A waiting job that starts once there is room for it."""
 
     run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
@@ -73,13 +98,8 @@ class PublishedJob(Frozen):
     priority: Annotated[int, Field(ge=0, le=100)]
     submitted_at: _Amount
     time_limit_s: _Amount | None = None
-    nodes_min: Annotated[int, Field(ge=1, le=10**6)]
-    nodes_max: Annotated[int, Field(ge=1, le=10**6)]
-    cores: _Amount
-    accelerators: _Count
-    memory_bytes: _Count
-    exclude: Annotated[tuple[_Short, ...], Field(max_length=64)] = ()
-    """Nodes that it does not take, or that its user has drained."""
+    roles: Annotated[tuple[PublishedNodes, ...], Field(max_length=64)] = ()
+    """Nodes of each role; all of them in the order of the job."""
 
 
 class PublishedQueue(Frozen):
@@ -159,15 +179,7 @@ def fair_order(
 def _queued_elsewhere(uid: int, job: PublishedJob, policy: QueuePolicy, job_id: int, rank: Rank) -> QueuedJob:
     return QueuedJob(
         job_id=job_id,
-        shape=GangShape(
-            nodes_min=job.nodes_min,
-            nodes_max=max(job.nodes_min, job.nodes_max),
-            cores_per_node=job.cores,
-            accelerators_per_node=job.accelerators,
-            accelerator=None,
-            memory_per_node_bytes=job.memory_bytes,
-            exclude=frozenset(job.exclude),
-        ),
+        shape=job.shape(job.roles),
         priority=job.priority,
         submitted_at=job.submitted_at,
         time_limit_s=job.time_limit_s,
@@ -194,13 +206,20 @@ def _published(row: JobRow, job: QueuedJob, drained: set[str]) -> PublishedJob:
         priority=job.priority,
         submitted_at=job.submitted_at,
         time_limit_s=job.time_limit_s,
-        nodes_min=shape.nodes_min,
-        nodes_max=shape.nodes_max,
-        cores=shape.cores_per_node,
-        accelerators=shape.accelerators_per_node,
-        memory_bytes=shape.memory_per_node_bytes,
-        exclude=tuple(sorted(shape.exclude | drained)[:64]),
+        roles=tuple(PublishedNodes(**_amounts(role, drained)) for role in shape.roles),
+        **_amounts(shape, drained),
     )
+
+
+def _amounts(shape: GangShape, drained: Set[str]) -> dict[str, Any]:
+    return {
+        "nodes_min": shape.nodes_min,
+        "nodes_max": shape.nodes_max,
+        "cores": shape.cores_per_node,
+        "accelerators": shape.accelerators_per_node,
+        "memory_bytes": shape.memory_per_node_bytes,
+        "exclude": tuple(sorted(shape.exclude | drained)[:64]),
+    }
 
 
 @final

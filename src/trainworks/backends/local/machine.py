@@ -10,7 +10,7 @@ from typing import Literal
 from trainworks.errors import UsageError
 from trainworks.host.ledger import Claim
 from trainworks.jobs.job_row import JobRow, Placement
-from trainworks.jobs.job_spec import JobSpec, NodeResources
+from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.queueing.fair_share import Rank
 from trainworks.queueing.reasons import joined
 from trainworks.queueing.snapshot import GangShape, NodeInfo, QueuedJob, RunningJob
@@ -88,15 +88,17 @@ def wanted_of(spec: JobSpec, machine: list[LocalNode]) -> tuple[int, int, NodeRe
 
 
 def shares_of(spec: JobSpec, machine: list[LocalNode]) -> list[NodeResources]:
-    """What is taken of each node that a job may get, in their order: roles have nodes of their own, one after another.
-
-    The queue gives every node of the job to nodes that have room for the most that a role requests.
-    """
+    """What is taken of each node that a job may get, in their order: those of one role follow those of another."""
     _, most, wanted = wanted_of(spec, machine)
     if len(machine) == 1 or not spec.roles:
         return [wanted] * most
-    alone = [(role.nodes, replace(spec, node=role.node, roles=())) for role in spec.roles]
-    return [wanted_of(own, machine)[2] for nodes, own in alone for _ in range(nodes)]
+    return [share for role in spec.roles for share in shares_of(_alone(spec, role), machine)]
+
+
+def _alone(spec: JobSpec, role: RoleSpec) -> JobSpec:
+    """A role as a job of its own."""
+    exclude = (*spec.exclude, *role.exclude)
+    return replace(spec, node=role.node, roles=(), min_nodes=role.nodes, max_nodes=role.nodes, exclude=exclude)
 
 
 def devices_free(node: LocalNode, taken: list[Placement]) -> tuple[int, ...]:
@@ -211,7 +213,9 @@ def snapshot_nodes(machine: Sequence[LocalNode], drained: Mapping[str, str]) -> 
 def shape_of(spec: JobSpec, machine: list[LocalNode]) -> GangShape:
     """The gang that a job spec asks of this machine. Its kind of accelerator was checked when the run was resolved."""
     fewest, most, node = wanted_of(spec, machine)
+    roles: tuple[RoleSpec, ...] = spec.roles if len(machine) > 1 else ()
     return GangShape(
+        roles=tuple(shape_of(_alone(spec, role), machine) for role in roles),
         nodes_min=fewest,
         nodes_max=most,
         cores_per_node=node.cores or 0.0,

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Self, final
@@ -94,34 +94,26 @@ class SshBackend(DispatchedBackend):
             raise InfeasibleError(f"`{spec.name}` needs {spec.min_nodes} hosts, and {left} may be used")
 
     def adapted(self, spec: JobSpec) -> JobSpec:
-        """Leave out hosts with other accelerators than the job names.
+        """Leave out hosts with other accelerators than the job or a role names.
 
         Raises:
-            UsageError: no host that answers has them, or two roles name different ones.
+            UsageError: no host that answers has them.
         """
-        named = list(dict.fromkeys(group.node.accelerator for group in spec.groups if group.node.accelerators))
-        any_kind = replace(
-            spec,
-            node=replace(spec.node, accelerator=None),
-            roles=tuple(replace(role, node=replace(role.node, accelerator=None)) for role in spec.roles),
+        names = {group.node.accelerator for group in spec.groups if group.node.accelerators}
+        names -= {name for name in names if name is None or name.lower() == _ANY}
+        kinds = {host.name: host.accelerator for host in self.nodes() if host.state != "down"} if names else {}
+        others = {name: _hosts_without(name, kinds) for name in names if name is not None}
+        if not spec.roles:
+            left_out = others.get(spec.node.accelerator or "", ())
+            exclude = (*spec.exclude, *(host for host in left_out if host not in spec.exclude))
+            return replace(spec, node=replace(spec.node, accelerator=None), exclude=exclude)
+        roles = tuple(
+            replace(
+                role, node=replace(role.node, accelerator=None), exclude=others.get(role.node.accelerator or "", ())
+            )
+            for role in spec.roles
         )
-        wanted = [name for name in named if name is not None and name.lower() != _ANY]
-        if not wanted:
-            return any_kind if named else spec
-        if len(wanted) > 1:
-            raise UsageError(
-                f"roles on `ssh` have accelerators of one kind, got `{wanted[0]}` and `{wanted[1]}`",
-                hint=f"write `{_ANY}` for any",
-            )
-        kinds = {host.name: host.accelerator for host in self.nodes() if host.state != "down"}
-        fitting = matching_names(wanted[0], [kind for kind in kinds.values() if kind])
-        others = [name for name, kind in kinds.items() if kind not in fitting and name not in spec.exclude]
-        if kinds and len(others) == len(kinds):
-            has = ", ".join(sorted({kind or "none" for kind in kinds.values()}))
-            raise UsageError(
-                f"no host has an accelerator `{wanted[0]}`; they have: {has}", hint=f"write `{_ANY}` for any"
-            )
-        return replace(any_kind, exclude=(*spec.exclude, *others))
+        return replace(spec, node=replace(spec.node, accelerator=None), roles=roles)
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
         """What the queue starts once the hosts have room."""
@@ -265,3 +257,17 @@ class SshBackend(DispatchedBackend):
             return HostFact(host, HostAnswer.model_validate_json(said.stdout.strip().splitlines()[-1]))
         except (ValidationError, IndexError):
             return HostFact(host, None, "it has another version of Trainworks")
+
+
+def _hosts_without(name: str, kinds: Mapping[str, str | None]) -> tuple[str, ...]:
+    """Hosts whose kind of accelerator a name does not mean, of hosts with their `kinds`.
+
+    Raises:
+        UsageError: that is all of them.
+    """
+    fitting = matching_names(name, [kind for kind in kinds.values() if kind])
+    others = tuple(host for host, kind in kinds.items() if kind not in fitting)
+    if kinds and len(others) == len(kinds):
+        has = ", ".join(sorted({kind or "none" for kind in kinds.values()}))
+        raise UsageError(f"no host has an accelerator `{name}`; they have: {has}", hint=f"write `{_ANY}` for any")
+    return others
