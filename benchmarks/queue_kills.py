@@ -33,7 +33,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.killed_queues import QUEUES, USERS, Queue
+from benchmarks.killed import QUEUES
+from benchmarks.killed.queue import USERS, Queue
 from tests.users import User, common_folder, require_root
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.state import JobState
@@ -134,7 +135,7 @@ def _submissions(queue: Queue, jobs: int, array: int, work: str) -> Iterator[tup
         user = queue.people[number % len(queue.people)]
         size = min(left, array) if number % 12 < len(queue.people) else 1
         name, left = f"job{number}", left - size
-        script = SCRIPT.format(book=shlex.quote(str(user.home / name)), work=work)
+        script = SCRIPT.format(book=shlex.quote(str(queue.book(user, name))), work=work)
         keys: dict[str, Any] = {"name": name, "run": OTHERS.format(work=work) + script} | queue.keys(number)
         keys |= {"recover": {"max_restarts": MAX_RESTARTS, "backoff": "100 ms"}}
         number += 1
@@ -173,12 +174,12 @@ def _check(trial: Trial, queue: Queue) -> None:
     trial.jobs, trial.restarts = len(jobs), sum(job.restarts for job in jobs)
     lost = trial.accepted - {(job.uid, job.run_id) for job in jobs}
     trial.problems += [f"the job `{run_id}` of user {uid} is lost" for uid, run_id in sorted(lost)]
-    homes = {user.uid: user.home for user in queue.people}
+    users = {user.uid: user for user in queue.people}
     for job in jobs:
         file = RunDir(Path(job.run_dir)).read_resolved().run_file
         index = file.envs.get("TRAINWORKS_ARRAY_INDEX", "")
-        book = homes[job.uid or 0] / f"{file.name}.{index}"
-        counted = restarts_used(read_events(RunDir(Path(job.run_dir)).events_file))
+        book = queue.seen(queue.book(users[job.uid or 0], f"{file.name}.{index}"))
+        counted = restarts_used(read_events(queue.record(job).events_file))
         found = [*_book_problems(job, book, counted, queue.charged(job)), *_time_problems(trial, job, queue.store)]
         if job.restarts != counted:
             found.append(f"{job.restarts} restarts in the job store, {counted} in the record")
@@ -189,7 +190,7 @@ def _check(trial: Trial, queue: Queue) -> None:
 
 def _history(job: JobRow, queue: Queue) -> list[str]:
     """Events of a job's record and the kills that may have hit it, in the order of time, from its submission on."""
-    events = read_events(RunDir(Path(job.run_dir)).events_file)
+    events = read_events(queue.record(job).events_file)
     shown = ("state", "cause", "node", "exit_code", "restarts", "action", "message")
     said = [
         (one["t"], " ".join([one["kind"], *(f"{key}={one[key]}" for key in shown if one.get(key) not in (None, ""))]))
