@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -51,7 +52,7 @@ OTHERS = """\
 test "$RANK" = 0 || {{ {work}; exit; }}
 """
 SCRIPT = """\
-book={book}.$TRAINWORKS_ARRAY_INDEX
+book={book}.${{TRAINWORKS_ARRAY_INDEX:-}}
 exec 9>"$book.lock"
 flock --nonblock 9 || echo twice >> "$book"
 echo begin >> "$book"
@@ -236,9 +237,11 @@ def main() -> int:
     parser.add_argument("--backend", choices=QUEUES, default="local")
     parser.add_argument("--jobs", type=int, default=115)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--array", type=int, default=ARRAY, help="jobs of an array")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=6.0, help="that each job sleeps")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leave nothing behind
     began, load = time.monotonic(), os.getloadavg()[0]
     trial = run_trial(**vars(asked))
     by_role = ", ".join(f"{count} {role}" for role, count in sorted(trial.kills.items()))
