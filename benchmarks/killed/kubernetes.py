@@ -30,8 +30,8 @@ class KubernetesQueue(Queue):
     """
 
     patience_s, pause_s, most_kills_of_a_job = 1500.0, (0.1, 1.0), 6
-    SETTLES_S = 20.0
-    """Shortest time between two kills of the API server or of etcd: nothing else is hit while they are away."""
+    SETTLES_S = 60.0
+    """Shortest time from the return of the API server, or of etcd, to their next kill."""
     shares: ClassVar = {
         "rank": 4,
         "agent": 4,
@@ -103,8 +103,10 @@ class KubernetesQueue(Queue):
         for name in [name for name, at in self._back_at.items() if all_of_it or at <= time.monotonic()]:
             if name == "etcd":
                 self._cluster.start_etcd()
+                self._crashed_at = time.monotonic()
             elif name == "API server":
                 self._cluster.start_server()
+                self._crashed_at = time.monotonic()
             elif self._back_at.keys() & {"API server", "etcd"}:
                 continue
             else:

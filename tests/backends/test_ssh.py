@@ -171,7 +171,7 @@ def test_a_connection_that_is_lost_before_the_ranks_start_is_a_lost_node(hosts: 
     bed = hosts(1)
     python, once = bed.folder / "python", bed.folder / "once"
     ends_once = f'test "$4" = run && mkdir {once} && exit 255'  # the first program of a job there looks for ports
-    python.write_text(f"#!/bin/sh\n{ends_once}\nexec {sys.executable} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\n{ends_once}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     bed.cluster = {**bed.cluster, "ssh": {**bed.cluster["ssh"], "python": str(python)}}
     job = bed.submit(bed.job("echo up", nodes=1, restarts=1))
