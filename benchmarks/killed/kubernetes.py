@@ -29,9 +29,9 @@ class KubernetesQueue(Queue):
     The API server and etcd are killed, and come back after some seconds; so does a node that is taken away.
     """
 
-    patience_s, pause_s, most_kills_of_a_job = 1500.0, (0.1, 1.0), 6
-    SETTLES_S = 60.0
-    """Shortest time from the return of the API server, or of etcd, to their next kill."""
+    patience_s, pause_s, most_kills_of_a_job = 3000.0, (0.1, 1.0), 6
+    KILLS_BETWEEN = 10
+    """Fewest kills of something else between two of the API server or of etcd, without which no job starts."""
     shares: ClassVar = {
         "rank": 4,
         "agent": 4,
@@ -49,7 +49,8 @@ class KubernetesQueue(Queue):
         self._cluster = cluster
         self._back_at: dict[str, float] = {}
         """Time at which a node, the API server or etcd is there again."""
-        self._crashed_at = 0.0
+        self._may_crash_at = self.KILLS_BETWEEN
+        """Number of kills from which the API server or etcd may be the next one."""
         self._books.mkdir(parents=True)
 
     @property
@@ -83,11 +84,11 @@ class KubernetesQueue(Queue):
         """Kill a process of a job, a pod, a node or a part of the control plane."""
         role = self._draw()
         if role in ("API server", "etcd"):
-            if time.monotonic() > self._crashed_at + self.SETTLES_S:
+            if self.kills.total() >= self._may_crash_at:
                 self._cluster.crash("server" if role == "API server" else role)
                 self._charge(role, set())
-                self._crashed_at = time.monotonic()
-                self._back_at[role] = self._crashed_at + self._chance.uniform(0.0, 6.0)
+                self._may_crash_at = self.kills.total() + self.KILLS_BETWEEN
+                self._back_at[role] = time.monotonic() + self._chance.uniform(0.0, 6.0)
         elif role in ("pod", "evicted pod", "node"):
             if not self._back_at.keys() & {"API server", "etcd"}:
                 self._kill_pods(role)
@@ -103,10 +104,8 @@ class KubernetesQueue(Queue):
         for name in [name for name, at in self._back_at.items() if all_of_it or at <= time.monotonic()]:
             if name == "etcd":
                 self._cluster.start_etcd()
-                self._crashed_at = time.monotonic()
             elif name == "API server":
                 self._cluster.start_server()
-                self._crashed_at = time.monotonic()
             elif self._back_at.keys() & {"API server", "etcd"}:
                 continue
             else:

@@ -23,6 +23,7 @@ from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.run_dir import RunDir
 
 USERS = 3
+LOOK_EVERY_S = 2.0
 
 
 class Queue(abc.ABC):
@@ -62,6 +63,7 @@ class Queue(abc.ABC):
         self._chance = chance
         self._looks: list[subprocess.Popen[bytes]] = []
         """Commands of users who look at the queue."""
+        self._next_look_at = 0.0
 
     @abc.abstractmethod
     def keys(self, number: int) -> dict[str, Any]:
@@ -123,9 +125,10 @@ class Queue(abc.ABC):
         self._hits.append((time.time(), role, run_dirs))
 
     def _look(self) -> None:
-        """Let a user look at the queue, unless one still does."""
-        if all(look.poll() is not None for look in self._looks):
+        """Let a user look at the queue, unless one still does or has just begun."""
+        if all(look.poll() is not None for look in self._looks) and time.monotonic() >= self._next_look_at:
             self._looks = [self._chance.choice(self.people).start("ps")]
+            self._next_look_at = time.monotonic() + LOOK_EVERY_S
 
     def _kill_dispatcher(self) -> None:
         """Kill the dispatcher of a user; nothing starts until the next look, which comes at once."""

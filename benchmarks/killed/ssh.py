@@ -38,7 +38,7 @@ class SshQueue(Queue):
     A host dies with everything that runs there, and comes back some seconds later.
     """
 
-    patience_s, pause_s, most_kills_of_a_job = 1500.0, (0.05, 0.8), 6
+    patience_s, pause_s, most_kills_of_a_job = 3000.0, (0.05, 0.8), 6
     first_uid = 1  # ssh and sshd know users by their accounts: daemon, bin, sys
     shares: ClassVar = {
         "rank": 4,
