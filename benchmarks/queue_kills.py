@@ -48,6 +48,8 @@ __all__ = ["Trial", "run_trial"]
 
 ARRAY = 8
 MAX_RESTARTS = 50
+FEWEST_OTHER_KILLS = 25
+"""Kills of something else for each kill of a submitter."""
 OTHERS = """\
 test "$RANK" = 0 || {{ {work}; exit; }}
 """
@@ -94,10 +96,10 @@ def run_trial(
     chance = Random(seed)
     with common_folder() as folder, QUEUES[backend](folder, chance) as queue:
         trial = Trial(queue.kills)
-        over = folder / "over"
+        over = queue.common("over")
         work = f"sleep {seconds}" if seconds is not None else f"until [ -e {over} ]; do sleep 0.1; done"
         _kill_and_submit(trial, queue, _submissions(queue, jobs, array, work), kills, chance)
-        over.touch()
+        queue.seen(over).touch()
         queue.mend(all_of_it=True)
         _wait_for_all(trial, queue)
         _check(trial, queue)
@@ -119,7 +121,8 @@ def _kill_and_submit(
         running = [one for one in running if not _is_submitted(trial, queue, *one)]
         queue.mend()
         if trial.kills.total() < kills:
-            if running and chance.random() < 1 / 40:
+            few = trial.kills["submitter"] * FEWEST_OTHER_KILLS <= trial.kills.total()  # also where they take long
+            if running and few and chance.random() < 1 / 40:
                 queue.kill_submitter([command for _, command in running])
             else:
                 queue.kill_one()

@@ -64,9 +64,13 @@ class KubernetesQueue(Queue):
         resources = {"accelerators": "h100:4", "cpus": 1}
         return {"resources": resources, "num_nodes": 2 if number % 5 == 4 else 1, "cluster": cluster}
 
-    def book(self, user: User, name: str) -> Path:
+    def common(self, name: str) -> Path:
         """On the volume: the rest of a pod's files goes with it."""
-        return Path(RUNS) / self._books.name / f"{user.uid}-{name}"
+        return Path(RUNS) / self._books.name / name
+
+    def book(self, user: User, name: str) -> Path:
+        """On the volume, too."""
+        return self.common(f"{user.uid}-{name}")
 
     def seen(self, file: Path) -> Path:
         """The file on the volume."""

@@ -47,6 +47,7 @@ class Queue(abc.ABC):
     """How often each role is drawn, relatively."""
 
     def __init__(self, folder: Path, chance: random.Random, env: dict[str, str]) -> None:
+        self.folder = folder
         store_folder = folder / "store"
         store_folder.mkdir()
         store_folder.chmod(0o777)
@@ -76,6 +77,10 @@ class Queue(abc.ABC):
     @abc.abstractmethod
     def mend(self, *, all_of_it: bool = False) -> None:
         """Start again what an operator would, once its time has come."""
+
+    def common(self, name: str) -> Path:
+        """File that all jobs see, under the path that they have for it."""
+        return self.folder / name
 
     def book(self, user: User, name: str) -> Path:
         """File in which a job notes its lives, under the path that the job has for it."""

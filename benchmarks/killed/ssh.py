@@ -54,7 +54,6 @@ class SshQueue(Queue):
 
     def __init__(self, folder: Path, chance: random.Random, site: SshSite, mark: dict[str, str]) -> None:
         super().__init__(folder, chance, mark)
-        self._folder = folder
         self._site = site
         self._back_at: dict[str, float] = {}
         """Time at which a host that was killed is there again."""
@@ -113,7 +112,7 @@ class SshQueue(Queue):
                 env, words = one.environ(), one.cmdline()
                 run_dir = env.get("TRAINWORKS_RUN_DIR", "")
                 plays = env.get("RANK") == "0" if role == "rank" else "trainworks.agent.command_agent" in words
-                if plays and node.HOST in env and run_dir.startswith(f"{self._folder}/"):
+                if plays and node.HOST in env and run_dir.startswith(f"{self.folder}/"):
                     yield one.pid, run_dir
 
     def _connections(self) -> Iterator[Connection]:
@@ -121,7 +120,7 @@ class SshQueue(Queue):
         for one in psutil.process_iter():
             with suppress(psutil.Error):
                 words = one.cmdline()
-                if link.__name__ in words and f"{self._folder}/" in words[-1]:
+                if link.__name__ in words and f"{self.folder}/" in words[-1]:
                     orders = {host: json.loads(message)["run_dir"] for host, _, message in json.loads(words[-1])}
                     for client in one.children():
                         host = next((word for word in client.cmdline() if word in orders), None)
