@@ -3,17 +3,19 @@
     python -m benchmarks.queue_kills --jobs 115 --kills 200
     python -m benchmarks.queue_kills --backend slurm --jobs 100 --kills 200
 
-The users share a job store, and submit by the command line, most of the jobs in arrays of eight. Meanwhile submitters,
-dispatchers, supervisors, agents and ranks are killed, drawn at random, until all kills are done; under Slurm also
-slurmctld, slurmd, slurmstepd and whole nodes. Then every accepted job has to succeed without help. The record is
-checked afterwards:
+The users share a job store, and submit by the command line, most of the jobs in arrays. Meanwhile submitters,
+dispatchers, supervisors, agents and ranks are killed, drawn at random, until all kills are done; over ssh also the
+processes at both ends of each connection and whole hosts; under Slurm slurmctld, slurmd, slurmstepd and whole nodes;
+under Kubernetes pods, nodes, etcd and the API server. Then every accepted job has to succeed without help. The record
+is checked afterwards:
 
 - no accepted job is missing, and no job succeeds without having reached its end;
 - no job runs twice at a time: every life takes a lock that its processes hold;
 - lives <= 1 + restarts, restarts <= kills of the job, and the job store counts as many as the record;
 - submission <= start of an attempt <= its end <= start of the next one.
 
-Needs root, for processes of other users; Slurm also an interpreter that they can read.
+Needs root, for processes of other users; Slurm also an interpreter that they can read, ssh an sshd, and Kubernetes the
+API server of the tests.
 """
 
 from __future__ import annotations
