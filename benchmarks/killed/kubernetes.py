@@ -97,7 +97,7 @@ class KubernetesQueue(Queue):
             if not self._back_at.keys() & {"API server", "etcd"}:
                 self._kill_pods(role)
         else:
-            runs = {str(job.handle): job.run_dir for job in self._holding()}
+            runs = {str(job.handle): job.run_dir for job in self._live()}
             found = [(one, runs[handle]) for one, handle in _processes(role) if handle in runs]
             for one, run_dir in self._chance.sample(found, min(1, len(found))):
                 if killed(one.pid):
@@ -120,7 +120,7 @@ class KubernetesQueue(Queue):
     def _kill_pods(self, role: str) -> None:
         """Delete a pod at once or with its grace, or take away a node with all pods there."""
         client, path = self._cluster.client, self._cluster.path
-        runs = {str(job.handle): job.run_dir for job in self._holding()}
+        runs = {str(job.handle): job.run_dir for job in self._live()}
         pods = [pod for pod in client.list(path("pods")) if (pod.get("status") or {}).get("phase") == "Running"]
         for pod in self._chance.sample(pods, min(1, len(pods))):
             node = pod["spec"]["nodeName"]

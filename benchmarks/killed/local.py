@@ -32,7 +32,7 @@ class LocalQueue(Queue):
         if role == "dispatcher":
             self._kill_dispatcher()
             return
-        holding = self._holding()
+        holding = self._live(holding=True)
         for job in self._chance.sample(holding, min(1, len(holding))):
             for pid in _pids(role, RunDir(Path(job.run_dir))):
                 if killed(pid):

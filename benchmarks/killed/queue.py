@@ -142,14 +142,11 @@ class Queue(abc.ABC):
             self.kills["dispatcher"] += killed(pid)
             self._looks.append(user.start("ps"))
 
-    def _holding(self) -> list[JobRow]:
-        """Jobs that have their nodes, and were not hit too often."""
-        holding = [state for state in JobState if state.holds_resources]
-        return [
-            job
-            for job in self.store.search(states=holding)
-            if self.kills_of_run[job.run_dir] < self.most_kills_of_a_job
-        ]
+    def _live(self, *, holding: bool = False) -> list[JobRow]:
+        """Jobs that have not ended as far as the store knows, or that have their nodes, and were not hit too often."""
+        states = [state for state in JobState if (state.holds_resources if holding else not state.is_final)]
+        found = self.store.search(states=states)
+        return [job for job in found if not self._are_spared([job.run_dir])]
 
     def _are_spared(self, run_dirs: Iterable[str]) -> bool:
         """Whether one of these jobs has been hit often enough."""

@@ -16,8 +16,8 @@ import psutil
 from benchmarks.killed.queue import Queue, killed
 from tests.backends.ssh_hosts import SshSite
 from trainworks.backends.ssh import link, node
+from trainworks.backends.ssh.backend import QUEUE
 from trainworks.host import process
-from trainworks.record.run_dir import RunDir
 
 HOSTS = 4
 
@@ -70,11 +70,6 @@ class SshQueue(Queue):
                 self._kill_dispatcher()
             case "host":
                 self._kill_a_host()
-            case "supervisor":
-                for job in self._chance.sample(holding := self._holding(), min(1, len(holding))):
-                    pid = RunDir(Path(job.run_dir)).read_status().supervisor_pid
-                    if pid is not None and killed(pid):
-                        self._charge("supervisor", {job.run_dir})
             case "rank" | "agent" as role:
                 self._kill_one_of(role, list(self._on_hosts(role)))
             case role:
@@ -129,10 +124,16 @@ class SshQueue(Queue):
 
 
 def _ends(role: str, connection: Connection) -> list[int]:
-    """Processes of that role at the two ends of a connection: the link and the client here, sshd's session there, and
-    the program that this has started."""
+    """Processes of that role at the two ends of a connection: the link, the supervisor and the client here, sshd's
+    session there, and the program that this has started."""
     if role == "link":
         return [connection.link.pid]
+    if role == "supervisor":  # a copy of the dispatcher; the link that keeps the shares is the dispatcher's own
+        with suppress(psutil.Error):
+            parent = connection.link.parent()
+            if parent is not None and QUEUE in parent.cmdline() and "run" in connection.link.cmdline():
+                return [parent.pid]
+        return []
     if role == "ssh":
         return [connection.client.pid]
     sessions = []
