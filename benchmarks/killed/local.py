@@ -61,9 +61,12 @@ def _pids(role: str, run_dir: RunDir) -> list[int]:
     mark = {"TRAINWORKS_RUN_DIR": str(run_dir.path)}
     if role == "rank":
         return [one.pid for one in process.processes_with(mark | {"RANK": "0"})][:1]
-    supervisor = run_dir.read_status().supervisor_pid
+    status = run_dir.read_status()
+    supervisor = status.supervisor_pid
+    if supervisor is None or not process.is_running(supervisor, status.supervisor_started_at or 0.0):
+        return []  # another process may have its number
     try:
-        agents = [one.pid for one in psutil.Process(supervisor).children()] if supervisor else []
+        agents = [one.pid for one in psutil.Process(supervisor).children()]
     except psutil.NoSuchProcess:
         return []
-    return [supervisor] if supervisor and role == "supervisor" else agents[-1:]
+    return [supervisor] if role == "supervisor" else agents[-1:]

@@ -124,35 +124,35 @@ class SshQueue(Queue):
 
 
 def _ends(role: str, connection: Connection) -> list[int]:
-    """Processes of that role at the two ends of a connection: the link, the supervisor and the client here, sshd's
+    """Processes of that role at the two ends of a connection: the link, its supervisor and the client here, sshd's
     session there, and the program that this has started."""
-    if role == "link":
-        return [connection.link.pid]
-    if role == "supervisor":  # a copy of the dispatcher; the link that keeps the shares is the dispatcher's own
-        with suppress(psutil.Error):
-            parent = connection.link.parent()
-            if parent is not None and QUEUE in parent.cmdline() and "run" in connection.link.cmdline():
-                return [parent.pid]
-        return []
-    if role == "ssh":
-        return [connection.client.pid]
-    sessions = []
     with suppress(psutil.Error):
-        ports = {one.laddr.port for one in connection.client.net_connections() if one.laddr}
-        for one in psutil.process_iter():
-            with suppress(psutil.Error):
-                if one.name().startswith("sshd") and any(
-                    there.raddr and there.raddr.port in ports for there in one.net_connections()
-                ):
-                    sessions.append(one)
-    if role == "session":
-        return [one.pid for one in sessions]
-    programs = []
-    for session in sessions:
+        match role:
+            case "link":
+                return [connection.link.pid]
+            case "ssh":
+                return [connection.client.pid]
+            case "session":
+                return [one.pid for one in _sessions(connection.client)]
+            case "supervisor":  # a copy of the dispatcher; the link that keeps the shares is the dispatcher's own
+                parent = connection.link.parent()
+                is_one = parent is not None and QUEUE in parent.cmdline() and "run" in connection.link.cmdline()
+                return [parent.pid] if parent is not None and is_one else []
+            case _:
+                below = {one for session in _sessions(connection.client) for one in session.children(recursive=True)}
+                return [one.pid for one in below if one.name().startswith("python") and node.PROGRAM in one.cmdline()]
+    return []
+
+
+def _sessions(client: psutil.Process) -> list[psutil.Process]:
+    """Processes of sshd that serve a client on this machine."""
+    ports, found = {one.laddr.port for one in client.net_connections() if one.laddr}, []
+    for one in psutil.process_iter():
         with suppress(psutil.Error):
-            below = session.children(recursive=True)
-            programs += [one.pid for one in below if one.name().startswith("python") and node.PROGRAM in one.cmdline()]
-    return sorted(set(programs))
+            theirs = one.net_connections() if one.name().startswith("sshd") else []
+            if any(there.raddr and there.raddr.port in ports for there in theirs):
+                found.append(one)
+    return found
 
 
 @contextmanager
