@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import signal
@@ -82,7 +83,14 @@ class Trial:
 
 
 def run_trial(
-    *, jobs: int, kills: int, seed: int, seconds: float | None, array: int = ARRAY, backend: str = "local"
+    *,
+    jobs: int,
+    kills: int,
+    seed: int,
+    seconds: float | None,
+    array: int = ARRAY,
+    backend: str = "local",
+    minutes: float = math.inf,
 ) -> Trial:
     """Submit so many jobs of three users, kill so often, and check what is left.
 
@@ -93,6 +101,7 @@ def run_trial(
         seconds: that a job sleeps; when None, every job runs until all kills are done.
         array: jobs of an array.
         backend: a key of `QUEUES`.
+        minutes: after which there are no more kills, also if there were fewer.
     """
     require_root()
     chance = Random(seed)
@@ -100,7 +109,7 @@ def run_trial(
         trial = Trial(queue.kills)
         over = queue.common("over")
         work = f"sleep {seconds}" if seconds is not None else f"until [ -e {over} ]; do sleep 0.1; done"
-        _kill_and_submit(trial, queue, _submissions(queue, jobs, array, work), kills, chance)
+        _kill_and_submit(trial, queue, _submissions(queue, jobs, array, work), kills, 60.0 * minutes, chance)
         queue.seen(over).touch()
         queue.mend(all_of_it=True)
         _wait_for_all(trial, queue)
@@ -109,12 +118,17 @@ def run_trial(
 
 
 def _kill_and_submit(
-    trial: Trial, queue: Queue, submissions: Iterator[tuple[User, subprocess.Popen[str]]], kills: int, chance: Random
+    trial: Trial,
+    queue: Queue,
+    submissions: Iterator[tuple[User, subprocess.Popen[str]]],
+    kills: int,
+    seconds: float,
+    chance: Random,
 ) -> None:
     running: list[tuple[User, subprocess.Popen[str]]] = []
-    deadline, is_over = time.monotonic() + queue.patience_s, False
-    while not is_over or running or trial.kills.total() < kills:
-        assert time.monotonic() < deadline, (trial, queue.store.counts())
+    began, is_over = time.monotonic(), False
+    while not is_over or running or (trial.kills.total() < kills and time.monotonic() < began + seconds):
+        assert time.monotonic() < began + queue.patience_s, (trial, queue.store.counts())
         if not is_over and len(running) < 2:
             submission = next(submissions, None)
             is_over = submission is None
@@ -122,7 +136,7 @@ def _kill_and_submit(
         time.sleep(chance.uniform(*queue.pause_s))
         running = [one for one in running if not _is_submitted(trial, queue, *one)]
         queue.mend()
-        if trial.kills.total() < kills:
+        if trial.kills.total() < kills and time.monotonic() < began + seconds:
             few = trial.kills["submitter"] * FEWEST_OTHER_KILLS <= trial.kills.total()  # also where they take long
             if running and few and chance.random() < 1 / 40:
                 queue.kill_submitter([command for _, command in running])
@@ -130,7 +144,7 @@ def _kill_and_submit(
                 queue.kill_one()
         if is_over and not running and all(state.is_final for state in queue.store.counts()):
             break
-    if trial.kills.total() < kills:
+    if trial.kills.total() < kills and time.monotonic() < began + seconds:
         trial.problems.append(f"only {trial.kills.total()} of {kills} kills before all jobs had ended")
 
 
@@ -242,6 +256,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=QUEUES, default="local")
     parser.add_argument("--jobs", type=int, default=115)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which there are no more kills")
     parser.add_argument("--array", type=int, default=ARRAY, help="jobs of an array")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=6.0, help="that each job sleeps")
