@@ -149,8 +149,12 @@ def _processes(role: str) -> Iterator[tuple[psutil.Process, str]]:
                     plays = env.get("RANK") == "0"
                 case "agent":
                     plays = "trainworks.agent.command_agent" in words
-                case _:
-                    plays = _POD in words and (env.get("JOB_COMPLETION_INDEX") == "0") == (role == "supervisor")
+                case _:  # the parent of the first process: it passes on how that ends, but not by SIGKILL
+                    plays = (
+                        one.name() == "unshare"
+                        and _POD in words
+                        and (env.get("JOB_COMPLETION_INDEX") == "0") == (role == "supervisor")
+                    )
                     run_dir = words[words.index(_POD) + 1] if plays else ""
             if plays and run_dir.startswith(f"{RUNS}/"):
                 yield one, Path(run_dir).name
