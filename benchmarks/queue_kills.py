@@ -3,25 +3,29 @@
     python -m benchmarks.queue_kills --jobs 115 --kills 200
     python -m benchmarks.queue_kills --backend slurm --jobs 100 --kills 200
 
-The users share a job store, and submit by the command line, most of the jobs in arrays of eight. Meanwhile submitters,
-dispatchers, supervisors, agents and ranks are killed, drawn at random, until all kills are done; under Slurm also
-slurmctld, slurmd, slurmstepd and whole nodes. Then every accepted job has to succeed without help. The record is
-checked afterwards:
+The users share a job store, and submit by the command line, most of the jobs in arrays. Meanwhile submitters,
+dispatchers, supervisors, agents and ranks are killed, drawn at random, until all kills are done; over ssh also the
+processes at both ends of each connection and whole hosts; under Slurm slurmctld, slurmd, slurmstepd and whole nodes;
+under Kubernetes pods, nodes, etcd and the API server. Then every accepted job has to succeed without help. The record
+is checked afterwards:
 
 - no accepted job is missing, and no job succeeds without having reached its end;
 - no job runs twice at a time: every life takes a lock that its processes hold;
 - lives <= 1 + restarts, restarts <= kills of the job, and the job store counts as many as the record;
 - submission <= start of an attempt <= its end <= start of the next one.
 
-Needs root, for processes of other users; Slurm also an interpreter that they can read.
+Needs root, for processes of other users; Slurm also an interpreter that they can read, ssh an sshd, and Kubernetes the
+API server of the tests.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -33,7 +37,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.killed_queues import QUEUES, USERS, Queue
+from benchmarks.killed import QUEUES
+from benchmarks.killed.queue import USERS, Queue
 from tests.users import User, common_folder, require_root
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.state import JobState
@@ -46,11 +51,13 @@ __all__ = ["Trial", "run_trial"]
 
 ARRAY = 8
 MAX_RESTARTS = 50
+FEWEST_OTHER_KILLS = 25
+"""Kills of something else for each kill of a submitter."""
 OTHERS = """\
 test "$RANK" = 0 || {{ {work}; exit; }}
 """
 SCRIPT = """\
-book={book}.$TRAINWORKS_ARRAY_INDEX
+book={book}.${{TRAINWORKS_ARRAY_INDEX:-}}
 exec 9>"$book.lock"
 flock --nonblock 9 || echo twice >> "$book"
 echo begin >> "$book"
@@ -76,7 +83,14 @@ class Trial:
 
 
 def run_trial(
-    *, jobs: int, kills: int, seed: int, seconds: float | None, array: int = ARRAY, backend: str = "local"
+    *,
+    jobs: int,
+    kills: int,
+    seed: int,
+    seconds: float | None,
+    array: int = ARRAY,
+    backend: str = "local",
+    minutes: float = math.inf,
 ) -> Trial:
     """Submit so many jobs of three users, kill so often, and check what is left.
 
@@ -87,15 +101,16 @@ def run_trial(
         seconds: that a job sleeps; when None, every job runs until all kills are done.
         array: jobs of an array.
         backend: a key of `QUEUES`.
+        minutes: after which there are no more kills, also if there were fewer.
     """
     require_root()
     chance = Random(seed)
     with common_folder() as folder, QUEUES[backend](folder, chance) as queue:
         trial = Trial(queue.kills)
-        over = folder / "over"
+        over = queue.common("over")
         work = f"sleep {seconds}" if seconds is not None else f"until [ -e {over} ]; do sleep 0.1; done"
-        _kill_and_submit(trial, queue, _submissions(queue, jobs, array, work), kills, chance)
-        over.touch()
+        _kill_and_submit(trial, queue, _submissions(queue, jobs, array, work), kills, 60.0 * minutes, chance)
+        queue.seen(over).touch()
         queue.mend(all_of_it=True)
         _wait_for_all(trial, queue)
         _check(trial, queue)
@@ -103,12 +118,17 @@ def run_trial(
 
 
 def _kill_and_submit(
-    trial: Trial, queue: Queue, submissions: Iterator[tuple[User, subprocess.Popen[str]]], kills: int, chance: Random
+    trial: Trial,
+    queue: Queue,
+    submissions: Iterator[tuple[User, subprocess.Popen[str]]],
+    kills: int,
+    seconds: float,
+    chance: Random,
 ) -> None:
     running: list[tuple[User, subprocess.Popen[str]]] = []
-    deadline, is_over = time.monotonic() + queue.patience_s, False
-    while not is_over or running or trial.kills.total() < kills:
-        assert time.monotonic() < deadline, (trial, queue.store.counts())
+    began, is_over = time.monotonic(), False
+    while not is_over or running or (trial.kills.total() < kills and time.monotonic() < began + seconds):
+        assert time.monotonic() < began + queue.patience_s, (trial, queue.store.counts())
         if not is_over and len(running) < 2:
             submission = next(submissions, None)
             is_over = submission is None
@@ -116,14 +136,15 @@ def _kill_and_submit(
         time.sleep(chance.uniform(*queue.pause_s))
         running = [one for one in running if not _is_submitted(trial, queue, *one)]
         queue.mend()
-        if trial.kills.total() < kills:
-            if running and chance.random() < 1 / 40:
+        if trial.kills.total() < kills and time.monotonic() < began + seconds:
+            few = trial.kills["submitter"] * FEWEST_OTHER_KILLS <= trial.kills.total()  # also where they take long
+            if running and few and chance.random() < 1 / 40:
                 queue.kill_submitter([command for _, command in running])
             else:
                 queue.kill_one()
         if is_over and not running and all(state.is_final for state in queue.store.counts()):
             break
-    if trial.kills.total() < kills:
+    if trial.kills.total() < kills and time.monotonic() < began + seconds:
         trial.problems.append(f"only {trial.kills.total()} of {kills} kills before all jobs had ended")
 
 
@@ -134,7 +155,7 @@ def _submissions(queue: Queue, jobs: int, array: int, work: str) -> Iterator[tup
         user = queue.people[number % len(queue.people)]
         size = min(left, array) if number % 12 < len(queue.people) else 1
         name, left = f"job{number}", left - size
-        script = SCRIPT.format(book=shlex.quote(str(user.home / name)), work=work)
+        script = SCRIPT.format(book=shlex.quote(str(queue.book(user, name))), work=work)
         keys: dict[str, Any] = {"name": name, "run": OTHERS.format(work=work) + script} | queue.keys(number)
         keys |= {"recover": {"max_restarts": MAX_RESTARTS, "backoff": "100 ms"}}
         number += 1
@@ -173,12 +194,12 @@ def _check(trial: Trial, queue: Queue) -> None:
     trial.jobs, trial.restarts = len(jobs), sum(job.restarts for job in jobs)
     lost = trial.accepted - {(job.uid, job.run_id) for job in jobs}
     trial.problems += [f"the job `{run_id}` of user {uid} is lost" for uid, run_id in sorted(lost)]
-    homes = {user.uid: user.home for user in queue.people}
+    users = {user.uid: user for user in queue.people}
     for job in jobs:
         file = RunDir(Path(job.run_dir)).read_resolved().run_file
         index = file.envs.get("TRAINWORKS_ARRAY_INDEX", "")
-        book = homes[job.uid or 0] / f"{file.name}.{index}"
-        counted = restarts_used(read_events(RunDir(Path(job.run_dir)).events_file))
+        book = queue.seen(queue.book(users[job.uid or 0], f"{file.name}.{index}"))
+        counted = restarts_used(read_events(queue.record(job).events_file))
         found = [*_book_problems(job, book, counted, queue.charged(job)), *_time_problems(trial, job, queue.store)]
         if job.restarts != counted:
             found.append(f"{job.restarts} restarts in the job store, {counted} in the record")
@@ -189,7 +210,7 @@ def _check(trial: Trial, queue: Queue) -> None:
 
 def _history(job: JobRow, queue: Queue) -> list[str]:
     """Events of a job's record and the kills that may have hit it, in the order of time, from its submission on."""
-    events = read_events(RunDir(Path(job.run_dir)).events_file)
+    events = read_events(queue.record(job).events_file)
     shown = ("state", "cause", "node", "exit_code", "restarts", "action", "message")
     said = [
         (one["t"], " ".join([one["kind"], *(f"{key}={one[key]}" for key in shown if one.get(key) not in (None, ""))]))
@@ -235,9 +256,12 @@ def main() -> int:
     parser.add_argument("--backend", choices=QUEUES, default="local")
     parser.add_argument("--jobs", type=int, default=115)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which there are no more kills")
+    parser.add_argument("--array", type=int, default=ARRAY, help="jobs of an array")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=6.0, help="that each job sleeps")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leave nothing behind
     began, load = time.monotonic(), os.getloadavg()[0]
     trial = run_trial(**vars(asked))
     by_role = ", ".join(f"{count} {role}" for role, count in sorted(trial.kills.items()))

@@ -14,6 +14,7 @@ TrainworksError                 base of all; carries a message, a place and a hi
 │   ├── DamagedStoreError       the job store cannot be read; it can be rebuilt
 │   ├── DiskFullError           no space left, or less than the plan needs
 │   ├── PortInUseError          another process listens on the port
+│   ├── NodeLostError           the connection to a node was lost while a job was starting there
 │   ├── SupersededError         a later start of the run writes its record now
 │   └── UnreachableError        a backend does not answer; its jobs may be fine
 │       └── UnansweredError     a submission got no answer; the backend may have the job
@@ -37,6 +38,7 @@ __all__ = [
     "InfeasibleError",
     "LayoutError",
     "MissingExtraError",
+    "NodeLostError",
     "NotOwnerError",
     "PortInUseError",
     "QuantityError",
@@ -186,6 +188,10 @@ class UnreachableError(EnvironmentProblem):
 
 class UnansweredError(UnreachableError):
     """A submission got no answer: the backend may have the job, and a later poll finds it."""
+
+
+class NodeLostError(EnvironmentProblem):
+    """The connection to a node was lost while a job was starting there; the job can start again on others."""
 
 
 class SupersededError(EnvironmentProblem):

@@ -99,18 +99,54 @@ def test_a_gang_starts_together_and_succeeds(bed: Bed) -> None:
 def test_the_roles_of_a_job_start_together_and_the_deciding_one_ends_it(bed: Bed) -> None:
     server = {"run": "echo up; exec sleep 600", "nodes": 2, "decides": False}
     asks = 'echo "$TRAINWORKS_ROLE $RANK/$WORLD_SIZE"; echo $TRAINWORKS_ADDRESSES_SERVER | tr , "\\n" | wc -l'
-    wanted = bed.job_of_roles(server=server, trainer={"run": f"sleep 1; {asks}", "nodes": 2})
-    if "roles" in bed.backend.unsupported:
-        with pytest.raises(UsageError, match="does not support `roles`"):
-            bed.backend.check(wanted.spec)
+    job = submitted_or_refused(bed, server=server, trainer={"run": f"sleep 1; {asks}", "nodes": 2})
+    if job is None:
         return
-    job = bed.submit(wanted)
     row = job.end()
     assert (row.state, row.end.exit_code, row.attempt) == (JobState.SUCCEEDED, 0, 1)
     assert [job.said(rank) for rank in range(4)] == [["up"], ["up"], ["trainer 0/2", "2"], ["trainer 1/2", "2"]]
     (attempt,) = bed.store.attempts(row.id)
     assert len(attempt.placement) == 4
     assert [role.name for role in row.spec.roles if role.decides] == ["trainer"]
+    is_over(job)
+
+
+def submitted_or_refused(bed: Bed, **roles: dict[str, Any]) -> Job | None:
+    """A job with these roles; None on a backend that has none and says so."""
+    wanted = bed.job_of_roles(**roles)
+    if "roles" not in bed.backend.unsupported:
+        return bed.submit(wanted)
+    with pytest.raises(UsageError, match="does not support `roles`"):
+        bed.backend.check(wanted.spec)
+    return None
+
+
+def test_a_role_that_fails_ends_the_others_and_is_named(bed: Bed) -> None:
+    server = {"run": "echo up; exec sleep 600", "decides": False}
+    up = 'until grep -qs up "$TRAINWORKS_RUN_DIR/logs/rank-1.log"; do sleep 0.1; done'
+    job = submitted_or_refused(bed, trainer={"run": f"{up}; exit 9"}, server=server)
+    if job is None:
+        return
+    row = job.end()
+    assert (row.state, row.end.cause, row.end.exit_code, row.attempt) == (JobState.FAILED, "user_error", 9, 1)
+    failure = first_failure(read_events(bed.record(job).events_file))
+    assert failure is not None and (failure["rank"], failure.get("role")) == (0, "trainer")
+    is_over(job)
+
+
+def test_a_role_with_restarts_of_its_own_starts_again_while_the_others_run_on(bed: Bed) -> None:
+    fails_once = f"echo up; test -e {ONCE} && exec sleep 600; touch {ONCE}; exit 3"
+    up_twice = 'until test "$(grep -cs up "$TRAINWORKS_RUN_DIR/logs/rank-1.log")" = 2; do sleep 0.1; done'
+    job = submitted_or_refused(
+        bed,
+        trainer={"run": f"echo up; {up_twice}"},
+        server={"run": fails_once, "decides": False, "restarts": 1},
+    )
+    if job is None:
+        return
+    row = job.end()
+    assert (row.state, row.attempt, row.restarts) == (JobState.SUCCEEDED, 1, 0)
+    assert [job.said(rank) for rank in range(2)] == [["up"], ["up", "up"]]
     is_over(job)
 
 
@@ -206,7 +242,8 @@ def test_every_level_takes_its_restarts_from_one_budget(bed: Bed) -> None:
     bed.kill_the_supervisor(job)
     assert job.end().state is JobState.FAILED
     assert times_up(job) == [3, 3]
-    assert restarts_used(read_events(bed.record(job).events_file)) <= 3
+    used = restarts_used(read_events(bed.record(job).events_file))
+    assert used <= 3 and job.row.restarts == used
     is_over(job)
 
 

@@ -275,6 +275,15 @@ def test_a_submission_that_fails_leaves_nothing(
     assert nothing_is_left(queue, run_dir)
 
 
+def test_a_backend_that_gives_no_handle_is_named_instead_of_asked_again_by_every_poll(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SmallBackend, "submit", lambda *asked: "")
+    with pytest.raises(EnvironmentProblem, match="small gave no handle for t-1, which it may have"):
+        queue.submit(queue.run_dir())
+    assert queue.store.search() == []
+
+
 def test_a_store_that_takes_no_job_leaves_nothing(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*asked: object, **named: object) -> JobRow:
         raise EnvironmentProblem("the job store does not answer: database or disk is full")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -163,6 +165,32 @@ def test_what_a_killed_program_of_ours_leaves_on_a_host_is_ended_and_the_job_sta
     is_gone(there)
     assert job.end().state is JobState.SUCCEEDED
     assert len(bed.store.attempts(job.row.id)) == attempts
+
+
+@NEEDS_SSHD
+@pytest.mark.lane("test-all")
+def test_a_connection_that_is_lost_before_the_ranks_start_is_a_lost_node(hosts: Callable[..., SshBed]) -> None:
+    bed = hosts(1)
+    python, once = bed.folder / "python", bed.folder / "once"
+    ends_once = f'test "$4" = run && mkdir {once} && exit 255'  # the first program of a job there looks for ports
+    python.write_text(f'#!/bin/sh\n{ends_once}\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    bed.cluster = {**bed.cluster, "ssh": {**bed.cluster["ssh"], "python": str(python)}}
+    job = bed.submit(bed.job("echo up", nodes=1, restarts=1))
+    assert job.end().state is JobState.SUCCEEDED
+    assert (causes(job), job.said(0), once.exists()) == (["node_lost"], ["up"], True)
+
+
+@NEEDS_SSHD
+@pytest.mark.lane("test-all")
+def test_a_port_that_another_process_of_the_host_has_is_named(hosts: Callable[..., SshBed]) -> None:
+    bed = hosts(1)
+    with socket.create_server((bed.site.addresses["box1"], 0)) as taken:
+        address, port = taken.getsockname()
+        bed.cluster = {**bed.cluster, "rendezvous_port": port}
+        row = bed.submit(bed.job("true", nodes=1, restarts=1)).end()
+    assert (row.state, row.end.cause, row.attempt) == (JobState.FAILED, "environment", 1)
+    assert f"box1 has no port for the ranks: cannot listen on {address}:{port}" in (row.end.message or "")
 
 
 @NEEDS_SSHD

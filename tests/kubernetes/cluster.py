@@ -73,7 +73,7 @@ class KubernetesCluster:
         """Everything."""
         for name in ("logs", "certificates"):
             (self.folder / name).mkdir()
-        self._start_etcd()
+        self.start_etcd()
         self.start_server()
         for kind in (_crd_of_jobsets(), *_crds_of_kueue()):
             self.client.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kind)
@@ -114,6 +114,11 @@ class KubernetesCluster:
         """The API server alone: the pods go on."""
         self._end("server")
 
+    def crash(self, name: str) -> None:
+        """Kill `server` or `etcd`: its clients see open connections break."""
+        self._processes[name].kill()
+        self._processes.pop(name).wait()
+
     def lose(self, node: str) -> None:
         """The node does not answer any more, and what ran there is gone."""
         self._set_ready(node, False)
@@ -142,7 +147,8 @@ class KubernetesCluster:
         for name in ("pods", "server", "etcd"):
             self._end(name)
 
-    def _start_etcd(self) -> None:
+    def start_etcd(self) -> None:
+        """The database of the API server, which may have crashed before."""
         clients, peers = (f"http://127.0.0.1:{self._etcd_port + offset}" for offset in (0, 1))
         self._spawn("etcd", [
             str(Path(sys.executable).parent / "etcd"), "--unsafe-no-fsync", f"--data-dir={self.folder / 'etcd'}",

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from trainworks.errors import EnvironmentProblem
+from trainworks.errors import EnvironmentProblem, NodeLostError
 from trainworks.host import process
 from trainworks.jobs.spec_of_run import spec_of_run
 from trainworks.record.events.log import Event, read_events
+from trainworks.record.exit_code import LINK_LOST
 from trainworks.record.processes import Processes
 from trainworks.record.run_dir import RunDir
 
@@ -45,6 +46,7 @@ def plan(run_dir: RunDir, on_first_node: Callable[[list[str]], list[str]]) -> Re
 
     Raises:
         EnvironmentProblem: the resolved run names no planner, or it cannot be trained on these nodes.
+        NodeLostError: the connection to that node was lost.
     """
     if not (planner := run_dir.read_resolved().planner):
         raise EnvironmentProblem(
@@ -57,6 +59,8 @@ def plan(run_dir: RunDir, on_first_node: Callable[[list[str]], list[str]]) -> Re
     sys.stdout.flush()
     if output.exit_code == 0:
         return run_dir.read_resolved()
+    if output.exit_code == LINK_LOST:
+        raise NodeLostError("the connection to the first node was lost while the workload was planned there")
     sys.stderr.write(output.stderr)
     message, hint = f"the planner ended with exit code {output.exit_code}", "read its error in the log"
     if run_dir.plan_error_file.exists():

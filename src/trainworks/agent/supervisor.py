@@ -25,7 +25,7 @@ from trainworks.agent.node_agents import NODE_LEAVES, Hosts, Nodes, ThisMachine,
 from trainworks.agent.observers import running_observers, start_observers
 from trainworks.agent.recovery import Recovery
 from trainworks.agent.watches import IdleWatch
-from trainworks.errors import SupersededError, TrainworksError
+from trainworks.errors import NodeLostError, SupersededError, TrainworksError
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
@@ -365,10 +365,10 @@ def supervise(
 
 def _note_failure(run_dir: RunDir, error: Exception) -> None:
     """Write the end of a job whose supervisor failed, and start the observers that report it if none runs yet."""
-    foreseen = isinstance(error, TrainworksError)
+    foreseen = Cause.NODE_LOST if isinstance(error, NodeLostError) else Cause.ENVIRONMENT
     end = End(
         JobState.FAILED,
-        "environment" if foreseen else "controller_error",
+        foreseen if isinstance(error, TrainworksError) else Cause.CONTROLLER_ERROR,
         str(error),
         hint=error.hint if isinstance(error, TrainworksError) else f"see {run_dir.supervisor_log}",
         exit_code=getattr(error, "exit_code", 1),

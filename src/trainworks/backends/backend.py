@@ -68,6 +68,9 @@ class JobStatus:
     nodes: tuple[str, ...] = ()
     """One name for each node of the job; twice the same where two of its nodes share a machine."""
     restarts: int = 0
+    """How often the backend has given the job nodes again."""
+    restarts_used: int | None = None
+    """Restarts of an ended job by its own record, in place and on other nodes, where the record is not here."""
     exit_code: int | None = None
     starts_at: float | None = None
     """Estimated start of a waiting job, last start of any other; seconds since the epoch."""

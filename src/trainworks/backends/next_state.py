@@ -94,7 +94,7 @@ def _with_user(end: End, job: JobRow, status: JobStatus | None = None) -> End:
 
 
 def _columns(status: JobStatus) -> JobChanges:
-    return {"raw": status.raw, "restarts": status.restarts}
+    return {"raw": status.raw, "restarts": status.restarts if status.restarts_used is None else status.restarts_used}
 
 
 def _silent_success(job: JobRow, status: JobStatus, now: float) -> StateChange | None:

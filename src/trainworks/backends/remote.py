@@ -177,6 +177,9 @@ def _give(store: JobStore, backend: Backend, row: JobRow, clock: Clock, *, befor
     spec = replace(row.spec, depends_on=submission.resolve_dependencies(dependencies))
     script = backend.render(backend.adapted(spec), run_dir)
     handle = backend.retry(script, run_dir, before) if before else backend.submit(script, run_dir)
+    if not handle:  # the job would be submitted again by every poll
+        hint = "the `submit` of a backend returns the name that its queue has for the job"
+        raise EnvironmentProblem(f"{backend.name} gave no handle for {row.run_id}, which it may have", hint=hint)
     _LOG.info("job %d (%s) is %s on %s", row.id, row.run_id, handle, backend.name)
     store.change(row.id, now=clock.now(), handle=handle, reachable=True, reason=None)
     return store.get(row.id) or row

@@ -24,7 +24,7 @@ from trainworks.host import process
 from trainworks.host.network import listen
 
 Answer = tuple[Any, ...]
-"""Status, body, and the value of `Retry-After` where there is one."""
+"""Status, body, and the value of `Retry-After` where there is one. A body of bytes is cut before its last one."""
 
 asked: list[str] = []
 """Methods of the requests to the last server."""
@@ -47,8 +47,11 @@ def server(tmp_path: Path) -> Iterator[Callable[..., KubernetesClient]]:
                 self.send_response(status)
                 for seconds in after:
                     self.send_header("Retry-After", seconds)
+                if is_cut := isinstance(body, bytes):
+                    self.send_header("Content-Length", str(len(body) + 1))
                 self.end_headers()
-                self.wfile.write(body.encode() if isinstance(body, str) else json.dumps(body).encode())
+                said = body if is_cut else body.encode() if isinstance(body, str) else json.dumps(body).encode()
+                self.wfile.write(said)
 
             do_POST = do_PATCH = do_DELETE = do_GET  # noqa: N815, as http.server calls them
 
@@ -96,6 +99,19 @@ def test_an_answer_means_one_thing(
     with pytest.raises(kind, match=words) as raised:
         server(answer).get("/apis/x")
     assert raised.type is kind
+
+
+CUT = (200, b'{"items": [1]')
+
+
+def test_an_answer_that_is_cut_is_asked_for_again(server: Callable[..., KubernetesClient]) -> None:
+    assert (server(CUT, CUT, (200, {"items": [1]})).list("/api/v1/pods"), asked) == ([1], ["GET"] * 3)
+
+
+def test_a_cut_answer_to_a_request_that_must_not_be_repeated_is_none(server: Callable[..., KubernetesClient]) -> None:
+    with pytest.raises(UnreachableError, match=r"the API server does not answer: .*IncompleteRead"):
+        server(CUT).create("/api/v1/pods", {})
+    assert asked == ["POST"]
 
 
 BUSY = (503, "upstream is gone")

@@ -243,6 +243,14 @@ def test_a_pod_that_was_out_of_memory_explains_the_words_of_the_first_one() -> N
     assert seen.cause is Cause.OOM
 
 
+def test_the_record_of_an_ended_job_counts_restarts_in_place_too() -> None:
+    seen = job_status(jobset(FAILED, restarts=1), pods=[pod("Failed", attempt=1, **said(1, **WORDS, restarts=4))])
+    assert (seen.restarts, seen.restarts_used) == (1, 4)
+    last = pod("Failed", **said(75, **WORDS, restarts=4))
+    running = job_status(jobset(restarts=1), pods=[last, pod("Running", 1, attempt=1)])
+    assert (running.restarts, running.restarts_used) == (1, None)
+
+
 @pytest.mark.parametrize("message", ["", "7", "[]", "{", "Segmentation fault", '{"cause": "oom"}'])
 def test_a_message_of_another_image_is_ignored(message: str) -> None:
     status = ended(7)

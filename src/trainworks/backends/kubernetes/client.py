@@ -189,6 +189,8 @@ class KubernetesClient:
                 _preload_content=False,
                 _request_timeout=(self._timeout_s[0], None) if stream else self._timeout_s,
             )
+            if not stream:
+                _ = response.data  # read while the server may still go away
             result = "answered"
             return response
         except refusals.ApiException as refused:

@@ -43,6 +43,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.recover.decisions import lost_since_ranks_met
 from trainworks.recover.failures import first_failure
+from trainworks.recover.restarts import restarts_used
 
 _DISMISS_S = 30.0
 _OTHER_LEAVES_S = 30.0
@@ -137,9 +138,10 @@ class FirstPod(ClusterTurn):
         return code if code not in _NOT_FINAL else int(ExitCode.USER_ERROR)
 
     def _leave_message(self, end: End) -> None:
-        failure = first_failure(read_events(self.run_dir.events_file)) if end.cause else None
+        events = read_events(self.run_dir.events_file)
+        failure = first_failure(events) if end.cause else None
         rank, node = (failure.get("rank"), failure.get("node")) if failure else (None, None)
-        write_termination_message(end, rank=rank, node=node)
+        write_termination_message(end, rank=rank, node=node, restarts=restarts_used(events))
 
 
 def _exit_before_start(number: int, frame: object) -> NoReturn:

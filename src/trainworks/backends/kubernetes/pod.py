@@ -200,13 +200,18 @@ def private_variables(secrets: Path) -> dict[str, str]:
 
 
 def write_termination_message(
-    end: End, *, rank: int | None = None, node: int | None = None, path: Path = TERMINATION_LOG
+    end: End,
+    *,
+    rank: int | None = None,
+    node: int | None = None,
+    restarts: int | None = None,
+    path: Path = TERMINATION_LOG,
 ) -> None:
-    """Record how a pod ends, and where that began, for clients that do not see the run directory."""
+    """Record how a pod ends, where that began and after how many restarts, for clients without the run directory."""
     message = (end.message or "")[:_LONGEST_MESSAGE]
     hint = (end.hint or "")[: _LONGEST_MESSAGE - len(message)]
     words = {"state": end.state, "message": message or None, "hint": hint or None, "cause": end.cause}
-    content = words | {"exit_code": end.exit_code, "rank": rank, "node": node}
+    content = words | {"exit_code": end.exit_code, "rank": rank, "node": node, "restarts": restarts}
     try:
         path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     except OSError as error:

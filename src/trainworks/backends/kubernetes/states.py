@@ -94,6 +94,7 @@ def job_status(
         or _unknown_phase(mine)
         or _placed(jobset, workload, mine, restarts)
     )
+    used = _termination_message(mine).get("restarts") if status.state.is_final else None
     ends = [_condition(jobset, kind) or {} for kind in ("Completed", "Failed")]
     # Kubernetes knows it as long as pods of that allocation exist
     cause, _ = _root_cause(_present(pod for pod in pods if _attempt(pod) == restarts - 1))
@@ -101,6 +102,7 @@ def job_status(
         status,
         nodes=nodes,
         restarts=restarts,
+        restarts_used=used if isinstance(used, int) else None,
         starts_at=None if status.state.waits else _latest(_status(pod).get("startTime") for pod in mine),
         ended_at=_latest(one.get("lastTransitionTime") for one in ends) if status.state.is_final else None,
         last_cause=cause if cause in _KUBERNETES_KNOWS else None,

@@ -212,8 +212,7 @@ def run(lines: Lines) -> int:
     if not process.is_running(*order.keeper):
         return _LOST
     if order.ports:
-        _say(PortsAnswer(ports=free_ports(order.address, order.ports)))
-        sys.stdout.write(f"{ENDED}0\n")
+        sys.stdout.write(f"{ENDED}{_find_ports(order)}\n")
         return 0
     marks = order.marks | {_SESSION: f"{os.getpid()}"}
     env = order.env
@@ -238,6 +237,16 @@ def run(lines: Lines) -> int:
                 return _LOST
             said = heard
     sys.stdout.write(f"\n{ENDED}{code}\n")
+    return 0
+
+
+def _find_ports(order: RunOrder) -> int:
+    """Say which ports are free; returns the exit code."""
+    try:
+        _say(PortsAnswer(ports=free_ports(order.address, order.ports)))
+    except TrainworksError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
     return 0
 
 

@@ -39,7 +39,7 @@ from trainworks.backends.ssh.hosts import OPTIONS, HostFact, HostWatch
 from trainworks.backends.ssh.node import HOST, NODES, TURN, KeepAnswer, KeepOrder, Lines, PortsAnswer, RunOrder
 from trainworks.backends.store_place import store_url
 from trainworks.config.engines import Ssh
-from trainworks.errors import EnvironmentProblem, TrainworksError
+from trainworks.errors import EnvironmentProblem, NodeLostError, TrainworksError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.ledger import Claim, Share, claim_key
@@ -132,8 +132,15 @@ class SshHosts(OwnProcesses):
         return process.python_module(link.__name__, "run", orders_text([order]))
 
     def free_ports(self, wanted: Sequence[int]) -> list[int]:
-        """Ask the first host."""
+        """Ask the first host.
+
+        Raises:
+            NodeLostError: the connection to it was lost.
+            EnvironmentProblem: it has no such port.
+        """
         answer = process.run(self._link(0, address=self.addresses[0], ports=wanted))
+        if answer.exit_code < 0:  # of the process that stands for it
+            raise NodeLostError(f"the connection to {self._order.hosts[0].name} was lost before the ranks started")
         if answer.exit_code != 0:
             said = answer.stderr.strip().splitlines()[-1:] or ["it gave no reason"]
             hint = "give an address of the host in `cluster.ssh.addresses`, or another `cluster.rendezvous_port`"
