@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import io
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from trainworks.cli.commands import ALIASES, COMMANDS, PARTS, command_of, sparin
 from trainworks.cli.problems import end_with, exit_code_of
 from trainworks.errors import DiskFullError, TrainworksError, UsageError, problem_of_place, suggest
 from trainworks.report.rendering.printable import say
+from trainworks.system import IS_WINDOWS, REQUESTS_TO_END
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 """Imports make many objects that stay: with Python's 700, looking for garbage among them takes an eighth of a `ps`."""
@@ -135,6 +137,8 @@ def _options(
 def main() -> None:
     """Run the program; an error that we foresaw is printed without a traceback, with its exit code."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    if IS_WINDOWS:
+        _write_utf8()
     _tidy_up_when_asked_to_end()
     if sys.stdout is None:  # `trainworks ls >&-`: nobody listens
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, until the end of the program
@@ -154,12 +158,19 @@ def main() -> None:
         sys.exit(130)
 
 
+def _write_utf8() -> None:
+    """Write UTF-8 and Linux's ends of lines, into files and pipes as well: scripts and manifests are read there."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
 def _tidy_up_when_asked_to_end() -> None:
     """Let commands remove their mounts, namespaces and processes at SIGTERM and when the terminal closes."""
 
     def leave(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in REQUESTS_TO_END:
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores the second
             signal.signal(number, leave)
