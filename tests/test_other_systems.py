@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +19,7 @@ from tests.other_system import run_on
 from tests.report.conftest import RunWriter, make_plan
 from trainworks.backends import ownership
 from trainworks.errors import EnvironmentProblem, NotOwnerError
+from trainworks.report.rendering.printable import prepare_streams, say
 from trainworks.system import check_linux, lock_file
 
 pytestmark = pytest.mark.lane("test")
@@ -167,7 +170,7 @@ def test_windows_allows_every_name_in_a_record(folder: Path) -> None:
 @pytest.fixture
 def on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that ask see Windows."""
-    for place in ("trainworks.system", "trainworks.backends.ownership"):
+    for place in ("trainworks.system", "trainworks.backends.ownership", "trainworks.report.rendering.printable"):
         monkeypatch.setattr(f"{place}.IS_WINDOWS", True)
 
 
@@ -175,6 +178,14 @@ def test_a_store_of_several_users_is_refused_where_files_show_no_owner(on_window
     ownership.check_run_dir(tmp_path, shared=False)
     with pytest.raises(NotOwnerError, match="whose runs it has"):
         ownership.check_run_dir(tmp_path, shared=True)
+
+
+def test_a_file_of_windows_gets_what_linux_reads(on_windows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252", newline="\r\n"))
+    prepare_streams()
+    say("at most ≤ 80 %")
+    assert written.getvalue() == "at most ≤ 80 %\n".encode()
 
 
 def test_linux_is_not_refused() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import io
 import os
 import signal
 import sys
@@ -18,8 +17,8 @@ from trainworks import __version__
 from trainworks.cli.commands import ALIASES, COMMANDS, PARTS, command_of, sparing_defaults
 from trainworks.cli.problems import end_with, exit_code_of
 from trainworks.errors import DiskFullError, TrainworksError, UsageError, problem_of_place, suggest
-from trainworks.report.rendering.printable import say
-from trainworks.system import IS_WINDOWS, REQUESTS_TO_END
+from trainworks.report.rendering.printable import prepare_streams, say
+from trainworks.system import REQUESTS_TO_END
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 """Imports make many objects that stay: with Python's 700, looking for garbage among them takes an eighth of a `ps`."""
@@ -137,11 +136,8 @@ def _options(
 def main() -> None:
     """Run the program; an error that we foresaw is printed without a traceback, with its exit code."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
-    if IS_WINDOWS:
-        _write_utf8()
+    prepare_streams()
     _tidy_up_when_asked_to_end()
-    if sys.stdout is None:  # `trainworks ls >&-`: nobody listens
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, until the end of the program
     try:
         sys.exit(exit_code_of(app))
     except TrainworksError as error:
@@ -156,13 +152,6 @@ def main() -> None:
         end_with(problem)
     except KeyboardInterrupt:
         sys.exit(130)
-
-
-def _write_utf8() -> None:
-    """Write UTF-8 and Linux's ends of lines, into files and pipes as well: scripts and manifests are read there."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
 def _tidy_up_when_asked_to_end() -> None:
