@@ -20,7 +20,7 @@ from trainworks.errors import EnvironmentProblem
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(handle: int, *, shared: bool, waits: bool) -> None:
+    def _lock_first_byte(handle: int, *, waits: bool) -> None:
         os.lseek(handle, 0, os.SEEK_SET)
         while True:
             try:
@@ -34,10 +34,6 @@ if sys.platform == "win32":
 
 else:
     import fcntl
-
-    def _lock(handle: int, *, shared: bool, waits: bool) -> None:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB))
-
 
 IS_LINUX = sys.platform == "linux"
 IS_WINDOWS = sys.platform == "win32"
@@ -96,7 +92,10 @@ def lock_file(handle: int, *, shared: bool = False, waits: bool = False) -> None
         BlockingIOError: another process has the lock, and `waits` is false.
         OSError: the file system has no locks.
     """
-    _lock(handle, shared=shared, waits=waits)
+    if sys.platform == "win32":
+        _lock_first_byte(handle, waits=waits)
+    else:
+        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if waits else fcntl.LOCK_NB))
 
 
 def user_id() -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import NoReturn
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.host.process_end import (
@@ -181,7 +181,9 @@ def run(
             input=stdin or "",
             pass_fds=() if IS_WINDOWS else pass_fds,
         )
-        said = done.stderr if errors is None else _whole(errors)
+        said = done.stderr
+        if errors is not None:  # without its position, at which the other process may still write
+            said = os.pread(errors.fileno(), os.fstat(errors.fileno()).st_size, 0).decode(errors="replace")
         output = Output(done.returncode, done.stdout, said)
         _log_end(command, output, time.perf_counter() - started_s)
         return output
@@ -191,11 +193,6 @@ def run(
     finally:
         if errors is not None:
             errors.close()
-
-
-def _whole(file: IO[bytes]) -> str:
-    """Content of a file to which another process may still append, whose position stays."""
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(errors="replace")
 
 
 class _Words:

@@ -90,10 +90,6 @@ def cuda_of_wheels() -> str:
     return ""
 
 
-def _space(path: str) -> os.statvfs_result:
-    return os.statvfs(path)
-
-
 @dataclass(frozen=True)
 class NodeView:
     """A node; what is expensive is read once, when a check asks for it."""
@@ -103,7 +99,7 @@ class NodeView:
     expected: Expectation = field(default_factory=Expectation)
     run: Callable[..., process.Output] = process.run
     clock: Callable[[], KernelClock | None] = read_kernel_clock
-    space: Callable[[str], os.statvfs_result] = _space
+    space: Callable[[str], os.statvfs_result] = field(default_factory=lambda: os.statvfs)
     probe: tuple[str, ...] = ("stat", "--file-system", "--terse")
     """Program that asks a file system; the folder is appended."""
     mount_timeout_s: float = MOUNT_TIMEOUT_S
