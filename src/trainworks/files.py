@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
@@ -13,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from trainworks.errors import DiskFullError
+from trainworks.system import IS_WINDOWS, lock_file
 from trainworks.units import format_bytes
 
 _LOG = logging.getLogger(__name__)
@@ -61,8 +61,9 @@ def append_text(path: Path, text: str, *, durable: bool = False) -> None:
         DiskFullError: no space left.
     """
     with naming_full_disk(path), path.open("ab+", buffering=0) as file:
-        if file.seek(0, os.SEEK_END) and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n":
-            text = "\n" + text
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            text = text if file.read(1) == b"\n" else "\n" + text
         data = text.encode()
         if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -71,8 +72,10 @@ def append_text(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    with closing_handle(os.open(folder, os.O_RDONLY)) as handle:
+    """Make the names in a folder durable, or the bytes of a file; Windows keeps names by itself."""
+    if IS_WINDOWS and folder.is_dir():
+        return
+    with closing_handle(os.open(folder, os.O_RDWR if IS_WINDOWS else os.O_RDONLY)) as handle:
         os.fsync(handle)
 
 
@@ -92,7 +95,7 @@ def take_lock(path: Path, *, shared: bool = False) -> int | None:
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        lock_file(handle, shared=shared)
     except BlockingIOError:
         os.close(handle)
         _LOG.debug("another process has locked %s", path)
@@ -106,7 +109,7 @@ def held_lock(path: Path) -> Iterator[None]:
     """Lock `path` inside the block, and wait before until it is free; no lock where this user cannot have one."""
     with ExitStack() as opened:
         with suppress(OSError):
-            fcntl.flock(opened.enter_context(path.open("ab")), fcntl.LOCK_EX)
+            lock_file(opened.enter_context(path.open("ab")).fileno(), waits=True)
         yield
 
 

@@ -77,7 +77,7 @@ def test_a_run_that_runs_stays() -> None:
 
 def test_a_run_of_somebody_else_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, me = trainworks.run(["true"]), os.getuid()
-    monkeypatch.setattr(retention.os, "getuid", lambda: me + 1)
+    monkeypatch.setattr(os, "getuid", lambda: me + 1)
     with pytest.raises(NotOwnerError, match="belongs to another user"):
         trainworks.remove(ended)
     assert retention.ended_before(age_s=-60.0) == []

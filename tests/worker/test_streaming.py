@@ -292,12 +292,12 @@ def test_a_file_system_without_hard_links_keeps_a_cache(stored, local, tmp_path,
 
 
 def test_a_file_system_without_locks_is_one_clear_error(stored, local, tmp_path, monkeypatch):
-    def refused(handle, how):
+    def refused(handle, **how):
         raise OSError(errno.ENOLCK, "No locks available")
 
     name, shard = next(iter(local[1].shards.items()))
     cache = ShardCache(tmp_path / "c", 10**6)
-    monkeypatch.setattr("trainworks.worker.data.store.fcntl.flock", refused)
+    monkeypatch.setattr("trainworks.worker.data.store.lock_file", refused)
     with pytest.raises(EnvironmentProblem, match="has no locks") as caught:
         cache.hold(name, shard, Store(stored), name)
     assert "TRAINWORKS_CACHE" in caught.value.hint

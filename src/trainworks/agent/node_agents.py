@@ -24,8 +24,9 @@ from trainworks.record.exit_code import LINK_LOST, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.recover.failures import explains_exit
+from trainworks.system import LinuxSignal
 
-NODE_LEAVES = signal.SIGUSR1
+NODE_LEAVES = LinuxSignal.SIGUSR1
 """Tells the supervisor that its cluster ends one of the other nodes, so that all ranks have to end."""
 
 

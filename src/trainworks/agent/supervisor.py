@@ -47,6 +47,7 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.decisions import Verdict, answer_notice, command_verdict
 from trainworks.recover.failures import first_failure, is_consequence, lacks_gpus, lost_agents
 from trainworks.recover.memory_checkpoints import forget_memory
+from trainworks.system import LinuxSignal
 
 _POLL_S = 0.05
 _RUNNING_POLL_S = 0.2
@@ -54,7 +55,7 @@ _RUNNING_POLL_S = 0.2
 _END_GRACE_S = 5.0
 _LOST_PEER_S = 10.0
 """Time for the agent of a lost node to end, after a rank elsewhere has lost its peer."""
-SIGNALS: Mapping[int, int] = {number: number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, NODE_LEAVES)}
+SIGNALS: Mapping[int, int] = {each: each for each in (signal.SIGTERM, signal.SIGINT, LinuxSignal.SIGHUP, NODE_LEAVES)}
 """Signals that ask a job for its end, as themselves."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from trainworks.record.events.log import read_events
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import find_run as find_run_dir
 from trainworks.recover.restarts import Life, lives_of
+from trainworks.system import user_id
 
 if TYPE_CHECKING:
     from trainworks.backends.backend import Backend
@@ -124,7 +124,7 @@ class Job:
         else:
             backend.stop(row.handle, at_once=at_once or row.asked_to_end == "stop")
             end = "kill" if at_once else "stop"
-            self._store.change(row.id, now=clock.now(), asked_to_end=end, asked_by=os.getuid())
+            self._store.change(row.id, now=clock.now(), asked_to_end=end, asked_by=user_id())
 
     def hold(self) -> None:
         """Keep the waiting job from starting; it keeps its place in the queue.
@@ -277,7 +277,7 @@ def refresh_jobs(store: JobStore, notify: Notify, *, awaited: int | None = None)
     `notify` receives the names of silent backends. The backend of the job of number `awaited` is asked, and waited for,
     in any case.
     """
-    queues = store.live_queues(os.getuid())
+    queues = store.live_queues(user_id())
     if (_LOCAL, this_host()) in queues:
         wake()
     if any(engine != _LOCAL for engine, _ in queues):
@@ -316,7 +316,7 @@ def jobs(
     rows = store.search(
         states=states,
         name=name,
-        uid=os.getuid() if mine else None,
+        uid=user_id() if mine else None,
         limit=limit,
         array=array,
         one_per_array=one_per_array,
@@ -350,7 +350,7 @@ def find_job(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -
     """
     store = _store(notify)
     try:
-        row = _row(store, find_run_dir(Path(folder), name)) or store.find(name, uid=os.getuid())
+        row = _row(store, find_run_dir(Path(folder), name)) or store.find(name, uid=user_id())
     except UnknownRunError:
         row = _row(store, name)
     if row is None:
@@ -361,7 +361,7 @@ def find_job(name: str, folder: Path | str = "runs", *, notify: Notify = warn) -
 
 def _row(store: JobStore, run: str | RunDir) -> JobRow | None:
     """The job of a run by its directory, id or number, or the newest of its name, this user's first."""
-    uid = os.getuid()
+    uid = user_id()
     if isinstance(run, RunDir):
         return store.find(str(run.path.resolve()), uid=uid)
     if (row := store.find(run, uid=uid)) is not None or run.isdecimal():  # a number is that of a job

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from trainworks.host.probe import probe_host
 from trainworks.jobs.database import set_aside
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
+from trainworks.system import owner_id, user_id
 
 _ASIDE = ".{}.removed"
 """Name of a folder whose deletion has begun; no run has such a name."""
@@ -60,11 +60,11 @@ def remove(run: Run | str, folder: Path | str = "runs", *, checkpoints_only: boo
 
 def ended_before(folder: Path | str = "runs", *, age_s: float) -> list[Run]:
     """This user's runs of a folder that ended at least so long ago, oldest first."""
-    before, mine = time.time() - age_s, os.getuid()
+    before, mine = time.time() - age_s, user_id()
     return [
         run
         for run in runs(folder)
-        if run.standing()[0].is_final and run.status.updated_at < before and run.path.stat().st_uid == mine
+        if run.standing()[0].is_final and run.status.updated_at < before and owner_id(run.path.stat()) == mine
     ]
 
 
@@ -78,7 +78,7 @@ def check_removable(run: Run) -> None:
     state, _ = run.standing()
     if not state.is_final and state is not JobState.CREATED:
         raise supervised(run.run_dir, run.status)
-    if run.path.stat().st_uid != os.getuid():
+    if owner_id(run.path.stat()) != user_id():
         raise NotOwnerError(f"run {run.id} belongs to another user", hint="ask its owner to remove it")
 
 

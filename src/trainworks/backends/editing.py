@@ -7,7 +7,6 @@ Then the file takes its place. If the process is killed in between, the row tell
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +24,7 @@ from trainworks.jobs.job_spec import JobSpec, parse_dependency
 from trainworks.jobs.spec_of_run import spec_of
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
+from trainworks.system import user_id
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import RunFile
@@ -66,7 +66,7 @@ def edit_job(
         EnvironmentProblem: another process submits or edits the job now.
     """
     check_may_change(row)
-    if row.uid != os.getuid():  # an administrator does not write into the owner's run directory
+    if row.uid != user_id():  # an administrator does not write into the owner's run directory
         raise NotOwnerError(f"cannot edit job {row.id} ({row.run_id}): it belongs to {row.owner}", hint="ask its owner")
     run_dir = RunDir(Path(row.run_dir))
     with submit_lock(run_dir):
@@ -130,6 +130,6 @@ def finish_edit(run_dir: RunDir, spec: JobSpec) -> None:
 def finish_interrupted_edit(store: JobStore, row: JobRow) -> None:
     """Finish an edit whose process was killed, of a job of this user; nothing if one is going on."""
     run_dir = RunDir(Path(row.run_dir))
-    if row.uid == os.getuid() and run_dir.edited_file.exists():
+    if row.uid == user_id() and run_dir.edited_file.exists():
         with suppress(EnvironmentProblem), submit_lock(run_dir):
             finish_edit(run_dir, (store.get(row.id) or row).spec)

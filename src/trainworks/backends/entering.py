@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
 from trainworks.errors import NotOwnerError, UsageError
 from trainworks.host.users import user_name
 from trainworks.record.run_dir import RunDir
+from trainworks.system import user_id
 
 
 def entering(run_folder: str, command: Sequence[str], *, node: int, python: str = sys.executable) -> list[str]:
@@ -31,7 +31,7 @@ def entering_here(run_dir: RunDir, command: Sequence[str], node: int) -> list[st
         UsageError: its ranks run in containers, or it has no such node.
     """
     resolved = run_dir.read_resolved()
-    if (owner := run_dir.status_file.stat().st_uid) != os.getuid():
+    if (owner := run_dir.status_file.stat().st_uid) != user_id():
         raise NotOwnerError(f"cannot run a command in run {run_dir.run_id}: it belongs to {user_name(owner)}")
     if (options := resolved.run_file.cluster.local.container) is not None:
         hint = f"{options.runtime} ps, then: {options.runtime} exec -it NAME bash"

@@ -17,8 +17,9 @@ from trainworks.host.users import ADMINISTRATORS, is_administrator, this_host, u
 from trainworks.jobs.database import sqlite_file
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.store import JobStore
+from trainworks.system import IS_WINDOWS, others_write, owner_id, user_id
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_WSL = "leave TRAINWORKS_STORE unset, or submit in WSL"
 
 
 def check_may_change(job: JobRow) -> None:
@@ -27,7 +28,7 @@ def check_may_change(job: JobRow) -> None:
     Raises:
         NotOwnerError: naming the owner or the machine.
     """
-    uid = os.getuid()
+    uid = user_id()
     if job.host not in (None, this_host()):
         raise NotOwnerError(
             f"cannot change job {job.id} ({job.run_id}) here: it belongs to the queue of {job.host}",
@@ -49,7 +50,7 @@ def stopped_by(job: JobRow) -> str | None:
 
 def may_end(asked_by: int | None) -> bool:
     """Whether a dispatcher obeys a request of this user to end one of its jobs."""
-    return asked_by is not None and (asked_by == os.getuid() or is_administrator(asked_by))
+    return asked_by is not None and (asked_by == user_id() or is_administrator(asked_by))
 
 
 def obeyed_drains(store: JobStore) -> dict[str, str]:
@@ -64,7 +65,7 @@ def check_undrain(store: JobStore, node: str) -> None:
         NotOwnerError: naming the user.
     """
     _, uid = store.drains().get(node, ("", None))
-    if uid not in (None, os.getuid()) and not is_administrator(os.getuid()):
+    if uid not in (None, user_id()) and not is_administrator(user_id()):
         owner = user_name(uid)
         raise NotOwnerError(
             f"cannot change the drain of `{node}`: it belongs to {owner}",
@@ -80,19 +81,24 @@ def is_private(store_url: str) -> bool:
 
 def _others_write(path: Path) -> bool:
     facts = path.stat()
-    return facts.st_uid not in (0, os.getuid()) or bool(facts.st_mode & _OTHERS_WRITE)
+    return owner_id(facts) not in (0, user_id()) or others_write(facts)
 
 
 def check_run_dir(folder: Path, *, shared: bool) -> None:
     """Refuse a run directory that another user made, or could have written to.
 
     If other users can write the store (`shared`), no folder above may be a link or belong to another user, who could
-    put something else in the place of the run directory after this check.
+    put something else in the place of the run directory after this check. Windows keeps owners in access lists: there
+    a run directory belongs to this user if the store does.
 
     Raises:
         NotOwnerError: with the owner, or what is wrong.
         OSError: the run directory cannot be read.
     """
+    if IS_WINDOWS:
+        if shared:
+            raise NotOwnerError("a job store of several users cannot tell on Windows whose runs it has", hint=_WSL)
+        return
     if shared:
         _check_parents(folder)
     with closing_handle(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as handle:
@@ -110,7 +116,7 @@ def _check_parents(folder: Path) -> None:
         facts = parent.lstat()
         if not stat.S_ISDIR(facts.st_mode):
             raise NotOwnerError(f"`{folder}` does not belong to you for sure: `{parent}` is a link", hint=_MOVE)
-        if facts.st_uid not in (0, os.getuid()):
+        if facts.st_uid not in (0, user_id()):
             raise NotOwnerError(
                 f"`{folder}` does not belong to you for sure: `{parent}` belongs to {user_name(facts.st_uid)}",
                 hint=_MOVE,
@@ -126,10 +132,10 @@ _MOVE = "submit with `--runs` and a folder of your own"
 
 
 def _check_owner(path: Path, facts: os.stat_result, also: int | None = None) -> None:
-    if facts.st_uid not in (os.getuid(), also):
+    if facts.st_uid not in (user_id(), also):
         raise NotOwnerError(
             f"`{path}` belongs to {user_name(facts.st_uid)}, and this dispatcher starts jobs of {user_name()} only",
             hint="submit the run again as its owner",
         )
-    if facts.st_mode & _OTHERS_WRITE:
+    if others_write(facts):
         raise NotOwnerError(f"other users can write `{path}`", hint=f"chmod go-w {shlex.quote(str(path))}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 from trainworks.errors import UnreachableError
-from trainworks.files import closing_handle, write_atomic
+from trainworks.files import write_atomic
 from trainworks.host.copies.record_files import GROWING, LOG_LIMIT_BYTES, is_of_a_record, record_files
 
 if TYPE_CHECKING:
@@ -132,10 +132,11 @@ def _write_part(file: Path, part: FilePart) -> None:
         mode = stat.S_IMODE(file.stat().st_mode) if file.exists() else 0o644
         write_atomic(file, content, durable=file.suffix == ".json", mode=mode)
     else:
-        with closing_handle(os.open(file, os.O_WRONLY)) as handle:
-            if os.fstat(handle).st_size < start:  # another process has replaced it
+        with file.open("r+b", buffering=0) as opened:
+            if os.fstat(opened.fileno()).st_size < start:  # another process has replaced it
                 return
-            os.pwrite(handle, content, start)
+            opened.seek(start)
+            opened.write(content)
     os.utime(file, ns=(part["time"], part["time"]))
 
 

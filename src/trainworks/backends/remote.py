@@ -6,7 +6,6 @@ The store has a job's state at the last poll, the backend its state now, and the
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -50,6 +49,7 @@ from trainworks.record.events.log import Event, of_kind, read_events
 from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.system import user_id
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,8 +69,8 @@ def hand_over(store: JobStore, backend: Backend, spec: JobSpec, run_dir: RunDir,
     """
     folder = str(run_dir.path.resolve())
     with submission.submit_lock(run_dir):
-        known = store.find(folder, uid=os.getuid())
-        is_ours = known is not None and (known.run_dir, known.uid) == (folder, os.getuid())
+        known = store.find(folder, uid=user_id())
+        is_ours = known is not None and (known.run_dir, known.uid) == (folder, user_id())
         if known is not None and is_ours and not known.state.is_final:
             return known if known.handle else _give(store, backend, known, clock)
         submission.find_dependencies(store, spec, backend.name)
@@ -96,7 +96,7 @@ def hand_over_again(
 
     Raises: as `hand_over`; and a UsageError for one that has not ended.
     """
-    if row.uid != os.getuid():  # it would run as this user
+    if row.uid != user_id():  # it would run as this user
         raise NotOwnerError(f"cannot submit job {row.id} ({row.run_id}) again: it belongs to {row.owner}")
     again = (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, JobState.LOST)
     if row.state not in again:
@@ -206,7 +206,7 @@ def follow_all(
     Without, they are asked one after the other, and each is waited for.
     """
     live = [state for state in JobState if not state.is_final]
-    rows = [row for row in store.search(states=live, uid=os.getuid()) if row.engine != "local"]
+    rows = [row for row in store.search(states=live, uid=user_id()) if row.engine != "local"]
     questions = [
         Question(key, group, backends, silence, is_awaited=any(row.id == awaited for row in group))
         for key, group in group_by_backend(rows).items()

@@ -14,6 +14,7 @@ from trainworks.files import closing_handle
 from trainworks.host.folders import data_folder
 from trainworks.host.users import this_host
 from trainworks.jobs.database import sqlite_file
+from trainworks.system import user_id
 
 
 def store_folder() -> Path:
@@ -53,7 +54,7 @@ def dispatcher_folder(url: str | None = None) -> Path:
     """Lock, socket and log of the dispatcher that serves a store for this user on this machine; `store_url` by default,
     also in the functions below.
     """
-    identity = f"{url or store_url()}\0{os.getuid()}\0{this_host()}"
+    identity = f"{url or store_url()}\0{user_id()}\0{this_host()}"
     folder = store_folder() / "dispatchers" / hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder

@@ -16,6 +16,7 @@ from trainworks.jobs.state import Cause, JobState
 from trainworks.jobs.store import JobStore
 from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.run_dir import RunDir
+from trainworks.system import user_id
 
 _held: dict[Path, int] = {}
 """Locks of this process, by file: a backend that needs the lock gets the one that its caller holds."""
@@ -74,7 +75,7 @@ def find_dependencies(
     Raises:
         UsageError: a job to wait for does not exist, or is in the queue of another backend.
     """
-    uid = os.getuid() if uid is None else uid
+    uid = user_id() if uid is None else uid
     return [(one, _existing(store, one.job, backend, uid)) for one in map(parse_dependency, spec.depends_on)]
 
 

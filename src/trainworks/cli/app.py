@@ -17,7 +17,8 @@ from trainworks import __version__
 from trainworks.cli.commands import ALIASES, COMMANDS, PARTS, command_of, sparing_defaults
 from trainworks.cli.problems import end_with, exit_code_of
 from trainworks.errors import DiskFullError, TrainworksError, UsageError, problem_of_place, suggest
-from trainworks.report.rendering.printable import say
+from trainworks.report.rendering.printable import prepare_streams, say
+from trainworks.system import REQUESTS_TO_END
 
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 """Imports make many objects that stay: with Python's 700, looking for garbage among them takes an eighth of a `ps`."""
@@ -135,9 +136,8 @@ def _options(
 def main() -> None:
     """Run the program; an error that we foresaw is printed without a traceback, with its exit code."""
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    prepare_streams()
     _tidy_up_when_asked_to_end()
-    if sys.stdout is None:  # `trainworks ls >&-`: nobody listens
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, until the end of the program
     try:
         sys.exit(exit_code_of(app))
     except TrainworksError as error:
@@ -160,6 +160,6 @@ def _tidy_up_when_asked_to_end() -> None:
     def leave(number: int, frame: object) -> NoReturn:
         sys.exit(128 + number)
 
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in REQUESTS_TO_END:
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` ignores the second
             signal.signal(number, leave)

@@ -323,7 +323,7 @@ class SkyPilot(Spec):
     python: Command = "python3"
     """Python with Trainworks in the `image`."""
     wheel: Place | None = None
-    """Wheel of this Trainworks, here or at a URL, to install on the nodes: `dist/trainworks-0.1.0-py3-none-any.whl`."""
+    """Wheel of this Trainworks, here or at a URL, to install on the nodes: `dist/trainworks-0.2.0-py3-none-any.whl`."""
     constraints: Place | None = None
     """File with the exact versions of the packages that `wheel` needs, as `pip freeze` writes it."""
     folder: RemotePath | None = None

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from trainworks.errors import EnvironmentProblem
+from trainworks.system import user_id
 
 FINISHED_RUNS = "finished-runs.jsonl"
 """What this user's runs measured, under `data_folder`."""
@@ -31,6 +32,6 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError:
         raise EnvironmentProblem(
-            f"cannot find the home folder of uid {os.getuid()}: the user has no account and `HOME` is not set",
+            f"cannot find the home folder of uid {user_id()}: the user has no account and `HOME` is not set",
             hint="set HOME, or TRAINWORKS_DATA and TRAINWORKS_CACHE",
         ) from None

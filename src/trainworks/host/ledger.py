@@ -9,7 +9,6 @@ is the owner of the file; everything else in it is checked, because any user can
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -32,6 +31,10 @@ from trainworks.errors import EnvironmentProblem
 from trainworks.files import closing_handle
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.host.users import user_name
+from trainworks.system import IS_LINUX, lock_file
+
+if IS_LINUX:
+    import fcntl
 
 _LOG = logging.getLogger(__name__)
 
@@ -195,7 +198,7 @@ class MachineLedger:
         deadline = self._clock.now() + _PATIENCE_S
         while True:
             try:
-                return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock_file(handle)
             except BlockingIOError:
                 if self._clock.now() > deadline:
                     raise EnvironmentProblem(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 
 import psutil
 
 from trainworks.files import readable_text
+from trainworks.system import IS_LINUX
 
 _CGROUP = Path("/sys/fs/cgroup")
 _PROC = Path("/proc")
@@ -26,9 +26,11 @@ def peak_bytes(pid: int | str = "self") -> int:
 
 
 def address_space_left_bytes() -> int | None:
-    """Address space left below `ulimit -v`; None without a limit."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    return None if limit == resource.RLIM_INFINITY else max(0, limit - _status_bytes("self", "VmSize:"))
+    """Address space left below `ulimit -v`; None without a limit, and on other systems than Linux."""
+    if not IS_LINUX:
+        return None
+    limit, _ = psutil.Process().rlimit(psutil.RLIMIT_AS)
+    return None if limit == psutil.RLIM_INFINITY else max(0, limit - _status_bytes("self", "VmSize:"))
 
 
 def memory_left_bytes() -> tuple[str, int]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainworks.host.processor import own_cores
+
 STAT = Path("/proc/stat")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def _own_s() -> float:
     """Processor time of this process and of the children that it has waited for."""
-    uses = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(use.ru_utime + use.ru_stime for use in uses)
+    used = os.times()
+    return time.process_time() + used.children_user + used.children_system
 
 
 class OtherLoad:
@@ -28,7 +28,7 @@ class OtherLoad:
     def __init__(self, stat: Path = STAT, own_s: Callable[[], float] = _own_s) -> None:
         self._stat = stat
         self._own_s = own_s
-        self._cores = os.sched_getaffinity(0)
+        self._cores = own_cores()
         self._started = (time.monotonic(), self._busy_s(), own_s())
 
     def times(self) -> tuple[float, float] | None:
@@ -56,4 +56,4 @@ class OtherLoad:
         rows = [list(map(int, values[:8])) for name, *values in fields if name in names]
         if len(rows) < len(names):
             return None
-        return sum(sum(row) - row[3] - row[4] for row in rows) / _TICKS_PER_S  # less idle and iowait
+        return sum(sum(row) - row[3] - row[4] for row in rows) / os.sysconf("SC_CLK_TCK")  # less idle and iowait

@@ -17,6 +17,7 @@ import psutil
 
 from trainworks.files import free_bytes, readable_text
 from trainworks.host.amd import visible_amd_gpus
+from trainworks.host.processor import own_cores
 from trainworks.record.environment import AcceleratorFacts, HostFacts
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -59,7 +60,7 @@ def command_host(disk: Path, *, has_environment: bool) -> HostFacts:
 
 def num_cores() -> int:
     """Cores available to this process: its affinity, limited to the quota of the cgroup (rounded up)."""
-    affinity = len(os.sched_getaffinity(0))
+    affinity = len(own_cores())
     quota, _, period = readable_text(_CGROUP / "cpu.max").partition(" ")
     if quota.isdigit() and period.isdigit():
         return max(1, min(affinity, -(-int(quota) // int(period))))

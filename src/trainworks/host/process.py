@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -37,6 +38,7 @@ from trainworks.host.process_end import (
     when_ended,
 )
 from trainworks.masking import masked_command
+from trainworks.system import IS_WINDOWS
 
 __all__ = [
     "Child",
@@ -156,28 +158,32 @@ def run(
 ) -> Output:
     """Run a command, without a shell, to its end and capture its output. Any exit code is returned.
 
-    `env` is the whole environment; this process's own when None. The input is empty when None. With `keeps_stderr` the
-    command may leave a process behind that keeps its stderr open, which is not waited for.
+    `env` is the whole environment; this process's own when None. The input is empty when None. The files `pass_fds`
+    stay open in the command, except on Windows. With `keeps_stderr`, which Windows lacks, the command may leave a
+    process behind that keeps its stderr open, which is not waited for.
 
     Raises:
         FileNotFoundError: the program does not exist.
         EnvironmentProblem: it took longer than `timeout_s` and was killed.
     """
-    errors = os.memfd_create("stderr") if keeps_stderr else None
+    errors = tempfile.TemporaryFile() if keeps_stderr else None  # noqa: SIM115, closed below
     started_s = time.perf_counter()
     try:
         done = subprocess.run(
             list(command),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if errors is None else errors,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout_s,
             env=env,
             check=False,
             input=stdin or "",
-            pass_fds=pass_fds,
+            pass_fds=() if IS_WINDOWS else pass_fds,
         )
-        said = done.stderr if errors is None else os.pread(errors, os.fstat(errors).st_size, 0).decode(errors="replace")
+        said = done.stderr
+        if errors is not None:  # without its position, at which the other process may still write
+            said = os.pread(errors.fileno(), os.fstat(errors.fileno()).st_size, 0).decode(errors="replace")
         output = Output(done.returncode, done.stdout, said)
         _log_end(command, output, time.perf_counter() - started_s)
         return output
@@ -186,7 +192,7 @@ def run(
         raise EnvironmentProblem(f"`{' '.join(command[:4])} ...` took longer than {timeout_s:g} s") from None
     finally:
         if errors is not None:
-            os.close(errors)
+            errors.close()
 
 
 class _Words:
@@ -212,7 +218,12 @@ def lines(command: Sequence[str]) -> Iterator[str]:
     It is not in the foreground group of the terminal, so Ctrl-C reaches this process only. Its stderr is not captured.
     """
     process = subprocess.Popen(
-        list(command), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, process_group=0
+        list(command),
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        encoding="utf-8",
+        errors="replace",
+        process_group=0,
     )
     _LOG.info("process %d reads: %s", process.pid, _Words(command))
     assert process.stdout is not None

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _Id = tuple[int, int]
 """Process id and start: the id alone is reused."""
 
@@ -64,7 +63,7 @@ class ProcessTree:
         self._count_ticks(tree, processes.get(self._root))
         knows_io = self._count_io(tree)
         return TreeUse(
-            cpu_s=self._ticks / _TICKS_PER_S,
+            cpu_s=self._ticks / os.sysconf("SC_CLK_TCK"),
             io_bytes=self._io_bytes if knows_io else None,
             waits_for_disk=any(one.state == "D" for one in tree),
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,13 @@ class Processors:
     """Clock that no core exceeds; None where Linux does not say."""
     is_virtual: bool
     """A virtual machine: a core may be one of two threads."""
+
+
+def own_cores() -> frozenset[int]:
+    """Numbers of the logical cores that this process may use; all of the machine where its system has no affinities."""
+    if sys.platform == "linux":
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
 
 
 def processors(root: Path = Path("/")) -> Processors:

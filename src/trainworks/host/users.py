@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-import grp
+import getpass
 import os
-import pwd
 import socket
+import sys
+
+from trainworks.system import user_id
+
+if sys.platform != "win32":
+    import grp
+    import pwd
 
 ADMINISTRATORS = "trainworks-admins"
 """Group whose members may change the jobs of other users."""
@@ -13,7 +19,9 @@ ADMINISTRATORS = "trainworks-admins"
 
 def user_name(uid: int | None = None) -> str:
     """Name of a user for display, or the number of an unknown account; by default the user of this process."""
-    uid = os.getuid() if uid is None else uid
+    uid = user_id() if uid is None else uid
+    if sys.platform == "win32":
+        return getpass.getuser() if uid == user_id() else f"uid {uid}"
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError, ValueError):
@@ -21,7 +29,9 @@ def user_name(uid: int | None = None) -> str:
 
 
 def is_administrator(uid: int) -> bool:
-    """True for root and members of the group `trainworks-admins`, which only root can change."""
+    """True for root and members of the group `trainworks-admins`, which only root can change; Windows has neither."""
+    if sys.platform == "win32":
+        return False
     if uid == 0:
         return True
     try:

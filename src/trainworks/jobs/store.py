@@ -7,7 +7,6 @@ the other learns that it did not. No lock lasts longer than a statement.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
@@ -19,6 +18,7 @@ from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import TRANSITIONS, JobState, attempt_state, parse_cause, parse_state
 from trainworks.jobs.stored_jobs import StoredJobs, among
 from trainworks.record.exit_code import End
+from trainworks.system import user_id
 
 _LOG = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class JobStore(StoredJobs):
         Raises:
             UsageError: the run directory is a job of another user or machine already.
         """
-        uid = os.getuid() if uid is None else uid
+        uid = user_id() if uid is None else uid
         row = job_row.new_job_columns(spec, run_dir=run_dir, owner=owner, engine=engine, submitted_at=now)
         row |= {"cluster": cluster, "uid": uid, "host": host}
         with self._database.transaction(writes=True) as transaction:

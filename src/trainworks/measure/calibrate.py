@@ -23,6 +23,7 @@ from trainworks.record.calibration import Calibration, CalibrationRequest
 from trainworks.record.environment import HostFacts
 from trainworks.record.trial import Trial, TrialRequest
 from trainworks.record.usage import QUIET_SHARE
+from trainworks.system import check_linux
 
 _Answer = TypeVar("_Answer", bound=Spec)
 
@@ -101,8 +102,9 @@ def calibrate(
 
     Raises:
         MissingExtraError: torch is not installed.
-        EnvironmentProblem: the measurement failed; the message ends with its last line.
+        EnvironmentProblem: the measurement failed; the message ends with its last line. Or this is not Linux.
     """
+    check_linux("measuring this machine for a plan", otherwise="plan for a cluster with `--on`")
     if "torch" not in host.packages:
         raise MissingExtraError("torch", "train")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-import signal
 from dataclasses import KW_ONLY, dataclass, replace
 
 from trainworks.record.events.job import FailureReason, StateEvent
+from trainworks.system import LinuxSignal
 
 
 class ExitCode(enum.IntEnum):
@@ -29,10 +29,10 @@ class ExitCode(enum.IntEnum):
     """A later start has taken the run over; nothing was written about this end."""
 
 
-LINK_LOST = -int(signal.SIGHUP)
+LINK_LOST = -int(LinuxSignal.SIGHUP)
 """Exit code of a process that stands for an agent, after it has lost the connection to the agent's node."""
 
-NODE_RETURNS = -int(signal.SIGPWR)
+NODE_RETURNS = -int(LinuxSignal.SIGPWR)
 """The same where the cluster replaces that node, under its address, while the other nodes run on."""
 
 

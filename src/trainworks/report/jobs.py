@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -27,6 +26,7 @@ from trainworks.report.rendering.document import (
     Table,
     left,
 )
+from trainworks.system import user_id
 from trainworks.units import format_bytes, format_duration, format_usd
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def list_document(
     the jobs by state of each array whose jobs share the line of the one that is listed. `costs` are so far, in USD, of
     each job that has a price; that of a line of an array is the sum of its jobs.
     """
-    of_several = any(job.uid != os.getuid() or _is_elsewhere(job) for job in jobs)
+    of_several = any(job.uid != user_id() or _is_elsewhere(job) for job in jobs)
     teams = [job.team for job in jobs]
     owners = [f"{job.owner} on {job.host}" if _is_elsewhere(job) else job.owner for job in jobs]
     more = {

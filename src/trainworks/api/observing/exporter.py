@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import Counter
@@ -37,6 +36,7 @@ from trainworks.observe.metrics.family import MetricSample, exposition
 from trainworks.observe.metrics.gpus import GpuReader, amd_gpu_samples
 from trainworks.observe.metrics.queue import queue_samples
 from trainworks.observe.metrics.runs import run_samples
+from trainworks.system import user_id
 
 COLLECTORS = ("runs", "queue", "gpus", "fabric", "health")
 _LIVE = [state for state in JobState if not state.is_final]
@@ -137,7 +137,7 @@ class _StoreQueue:
 
     def run_dirs(self) -> Iterable[str]:
         store = self._open()
-        return [] if store is None else [job.run_dir for job in store.search(states=_LIVE, uid=os.getuid())]
+        return [] if store is None else [job.run_dir for job in store.search(states=_LIVE, uid=user_id())]
 
     def samples(self) -> Iterable[MetricSample]:
         store = self._open()

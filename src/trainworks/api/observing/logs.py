@@ -15,6 +15,7 @@ from trainworks.api.run_handle import Run, RunDir, as_run
 from trainworks.errors import ArgumentError, QuantityError, UnknownRunError, UsageError, suggest
 from trainworks.files import closing_handle
 from trainworks.observe.log_lines import LEVELS, LineReader, LogFilter, LogLine, RunLogs, time_of
+from trainworks.system import IS_WINDOWS
 from trainworks.units import parse_duration
 
 __all__ = ["LEVELS", "LogLine", "LogPart", "RunLogs", "last_lines", "log_names", "logs"]
@@ -185,6 +186,8 @@ def last_lines(run_dir: RunDir, log: str, *, text: str = "", level: str = "", li
 def _open_inside(run_dir: RunDir, log: str) -> BinaryIO:
     """Open a log that is a regular file in the folder of the logs."""
     try:
+        if IS_WINDOWS:  # where links are an administrator's
+            return (run_dir.logs / f"{log}.log").open("rb")
         with closing_handle(os.open(run_dir.logs, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)) as folder:
             return os.fdopen(os.open(f"{log}.log", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb")
     except OSError:

@@ -40,6 +40,7 @@ from trainworks.measure.drill.scenario import FaultScenario, Namespace, SmallDis
 from trainworks.record.events.log import of_kind
 from trainworks.record.events.training import CheckpointCopiedEvent
 from trainworks.record.manifest import complete_checkpoints
+from trainworks.system import check_linux
 from trainworks.units import parse_duration
 
 _MANY = 1_000_000
@@ -88,8 +89,9 @@ def drill(
     Raises:
         UsageError: the run is not a workload, its nodes do not share files with this machine, a soak is asked for on a
             cluster, or a fault has an unknown name.
-        EnvironmentProblem: the run fails without any fault.
+        EnvironmentProblem: the run fails without any fault, or this machine does not run Linux.
     """
+    check_linux("a drill")
     request = read_run(target, nodes=nodes, nproc=nproc)
     run_file = anchor(request.run_file, request.source, on_nodes=False).run_file
     if run_file.workload is None:

@@ -19,6 +19,7 @@ from trainworks.measure.health.expectation import Expectation, expectation_of
 from trainworks.measure.health.node import NodeView, Unreadable
 from trainworks.measure.health.node_health import FleetHealth, NodeHealth, check_node, read_fleet
 from trainworks.recover.node_history import NodeHistory
+from trainworks.system import check_linux
 
 if TYPE_CHECKING:
     from trainworks.backends.slurm.client import SlurmClient
@@ -49,10 +50,12 @@ def health(expect: str | None = None, *, with_history: bool = True) -> NodeHealt
 
     Raises:
         ArgumentError: `expect` is neither a description nor a run file with one.
+        EnvironmentProblem: this machine does not run Linux.
 
     >>> len(health().results) >= 40
     True
     """
+    check_linux("a health check")
     expected = Expectation() if expect is None else expectation_of(described_hardware(expect))
     return check_node(NodeView(expected=expected, history=_history) if with_history else NodeView(expected=expected))
 

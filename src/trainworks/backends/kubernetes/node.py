@@ -44,12 +44,13 @@ from trainworks.record.status import RunStatus
 from trainworks.recover.decisions import lost_since_ranks_met
 from trainworks.recover.failures import first_failure
 from trainworks.recover.restarts import restarts_used
+from trainworks.system import LinuxSignal
 
 _DISMISS_S = 30.0
 _OTHER_LEAVES_S = 30.0
 _POLL_S = 0.2
 _TERMINATED = 128 + signal.SIGTERM
-_NOT_FINAL = (0, ExitCode.PEER_LOST, 128 + signal.SIGKILL, _TERMINATED)
+_NOT_FINAL = (0, ExitCode.PEER_LOST, 128 + LinuxSignal.SIGKILL, _TERMINATED)
 """Exit codes with another meaning than "failed"."""
 
 

@@ -42,6 +42,7 @@ from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.record.status import RunStatus
+from trainworks.system import check_linux
 
 _START_TIMEOUT_S = 120.0
 _STARTS: dict[str, list[str]] = {
@@ -64,12 +65,16 @@ class AttachedBackend(Backend):
     The job claims its cores and accelerators in the ledger of the machine, as queued jobs do, but does not wait for
     cores: it shares them. The handle of a job is its run directory. `lock` is that of the run, if the caller has taken
     it; `submit` closes it.
+
+    Raises:
+        EnvironmentProblem: this machine does not run Linux.
     """
 
     name: ClassVar[str] = "local"
     gives_other_accelerators: ClassVar[bool] = True
 
     def __init__(self, resolved: ResolvedRun, *, lock: int | None = None, clock: Clock | None = None) -> None:
+        check_linux("a run on this machine")
         self._resolved = resolved
         self._lock = lock
         self._clock = clock or SystemClock()

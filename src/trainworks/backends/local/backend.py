@@ -41,18 +41,24 @@ from trainworks.jobs.store import JobStore, open_store
 from trainworks.queueing.reasons import check_feasible
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
+from trainworks.system import check_linux
 
 if TYPE_CHECKING:
     from trainworks.config.run_file import Cluster
 
 
 class DispatchedBackend(Backend):
-    """Jobs of this user in a store with a dispatcher of this machine: `local` and `ssh`."""
+    """Jobs of this user in a store with a dispatcher of this machine: `local` and `ssh`.
+
+    Raises:
+        EnvironmentProblem: this machine does not run Linux.
+    """
 
     unsupported: ClassVar[frozenset[Capability]] = frozenset()
     gives_other_accelerators: ClassVar[bool] = True
 
     def __init__(self, store: JobStore, clock: Clock | None = None) -> None:
+        check_linux("the queue of this machine")
         self._store = store
         self._clock = clock or SystemClock()
 

@@ -23,6 +23,7 @@ from typing import Literal, Self, final
 from trainworks.errors import EnvironmentProblem, UnreachableError, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock
+from trainworks.system import IS_WINDOWS, user_id
 
 _LOG = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ class SharedSsh:
         """Whether a process listens on the socket; it does so too while the network is gone."""
         if self._socket is None:
             return False
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as door:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.setblocking(False)
             try:
                 door.connect(str(self._socket))
             except BlockingIOError:
@@ -112,16 +114,21 @@ class SharedSsh:
 
 
 def _private_folder(env: Mapping[str, str]) -> Path | None:
-    """A folder on this machine that is this user's alone; None if another user took its name."""
+    """A folder on this machine that is this user's alone; None if another user took its name.
+
+    None on Windows, too, whose ssh does not share connections.
+    """
+    if IS_WINDOWS:
+        return None
     runtime = env.get("XDG_RUNTIME_DIR")
     base = Path(runtime) if runtime and os.access(runtime, os.W_OK) else Path("/tmp")  # noqa: S108, checked below
-    folder = base / f"trainworks-ssh-{os.getuid()}"
+    folder = base / f"trainworks-ssh-{user_id()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()
     except OSError:
         return None
-    is_private = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o077
+    is_private = stat.S_ISDIR(facts.st_mode) and facts.st_uid == user_id() and not facts.st_mode & 0o077
     return folder if is_private else None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from trainworks.host.users import user_name
 from trainworks.jobs.cluster_job import ClusterJob
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.state import Cause, JobState
+from trainworks.system import LinuxSignal
 
 JOB_STATES: dict[str, JobState] = {
     "PENDING": JobState.QUEUED,
@@ -107,7 +107,13 @@ _SILENT = "*"
 """Suffix of the state of a node that does not answer."""
 
 
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FORWARDED = (
+    LinuxSignal.SIGTERM,
+    LinuxSignal.SIGINT,
+    LinuxSignal.SIGHUP,
+    LinuxSignal.SIGUSR1,
+    LinuxSignal.SIGUSR2,
+)
 """Signals that the batch script passes on, as SIGRTMIN+1, SIGRTMIN+2 and so on."""
 ENDING = FORWARDED[:3]
 """Forwarded signals that ask the job to end."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from trainworks.cli.options import Runs, RunsOption, find_each, option_errors, r
 from trainworks.cli.runs.record import say_pending_copies
 from trainworks.errors import QuantityError, UsageError
 from trainworks.report.rendering.printable import say
+from trainworks.system import user_id
 from trainworks.units import format_quantity, parse_duration
 
 
@@ -27,7 +27,7 @@ def stop_command(
         run.stop(at_once=now)
     for run in found:
         job = run.job
-        if job is not None and not job.state.is_final and job.row.uid != os.getuid():
+        if job is not None and not job.state.is_final and job.row.uid != user_id():
             say(f"asked {run.id} to stop; the queue of its owner ends it")
         else:
             say(f"{run.id} {run.wait()}")

@@ -17,6 +17,7 @@ from trainworks.cli.runs.record import format_line, print_brief
 from trainworks.report.live import LineView, LiveView
 from trainworks.report.rendering.console import SafeConsole
 from trainworks.report.rendering.printable import say
+from trainworks.system import REQUESTS_TO_END
 
 
 def watch_to_the_end(launch: Launch, talk: Console) -> None:
@@ -84,7 +85,7 @@ def _exit_stopped(run: Run, talk: Console) -> None:
 class StopOnInterrupt:
     """While active, Ctrl-C, a closed terminal and SIGTERM stop the run instead of this process."""
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    _SIGNALS = (signal.SIGINT, *REQUESTS_TO_END)
 
     def __init__(self, stop: Callable[[str], bool], console: Console) -> None:
         self._stop = stop

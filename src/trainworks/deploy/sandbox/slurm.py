@@ -24,6 +24,7 @@ from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize, SlurmPat
 from trainworks.errors import EnvironmentProblem, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.system import check_linux
 
 _PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins")
 _ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
@@ -81,9 +82,14 @@ def _no_services() -> Iterator[None]:
 
 
 class SlurmSandbox:
-    """A Slurm sandbox in one folder, whose path is absolute and short."""
+    """A Slurm sandbox in one folder, whose path is absolute and short.
+
+    Raises:
+        EnvironmentProblem: this machine does not run Linux.
+    """
 
     def __init__(self, folder: Path | None = None, clock: Clock | None = None) -> None:
+        check_linux("the sandbox")
         # below the temporary files: socket paths must be short, and MariaDB must be able to read its data
         self.paths = SlurmPaths(folder or Path(tempfile.gettempdir()) / "trainworks-slurm")
         self._clock = clock or SystemClock()

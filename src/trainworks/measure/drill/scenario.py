@@ -22,6 +22,7 @@ from trainworks.measure.drill.outcome import FaultOutcome, Injection, outcome
 from trainworks.measure.drill.victims import Victim
 from trainworks.record.events.log import of_kind
 from trainworks.record.events.training import AttemptEvent, CheckpointEvent
+from trainworks.system import LinuxSignal
 
 Undo = Callable[[], None]
 CUT_FOR_S = 3.0
@@ -29,10 +30,10 @@ SLOW_FOR_S = 12.0
 _COMPLETES_S = 0.5
 """Time between the last file of a checkpoint and its manifest, on a slow disk."""
 _HITS = {
-    DrillFault.KILL_SUPERVISOR: (Victim.SUPERVISOR, signal.SIGKILL),
-    DrillFault.KILL_AGENT: (Victim.AGENT, signal.SIGKILL),
-    DrillFault.STOP_RANK: (Victim.RANK, signal.SIGSTOP),
-    DrillFault.KILL_RANK: (Victim.RANK, signal.SIGKILL),
+    DrillFault.KILL_SUPERVISOR: (Victim.SUPERVISOR, LinuxSignal.SIGKILL),
+    DrillFault.KILL_AGENT: (Victim.AGENT, LinuxSignal.SIGKILL),
+    DrillFault.STOP_RANK: (Victim.RANK, LinuxSignal.SIGSTOP),
+    DrillFault.KILL_RANK: (Victim.RANK, LinuxSignal.SIGKILL),
 }
 """Process that a fault hits, and by which signal."""
 _CHUNK = b"\0" * (1 << 16)

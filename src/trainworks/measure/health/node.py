@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +13,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from signal import SIGKILL
 from typing import Any
 
 import pynvml
@@ -99,7 +99,7 @@ class NodeView:
     expected: Expectation = field(default_factory=Expectation)
     run: Callable[..., process.Output] = process.run
     clock: Callable[[], KernelClock | None] = read_kernel_clock
-    space: Callable[[str], os.statvfs_result] = os.statvfs
+    space: Callable[[str], os.statvfs_result] = field(default_factory=lambda: os.statvfs)
     probe: tuple[str, ...] = ("stat", "--file-system", "--terse")
     """Program that asks a file system; the folder is appended."""
     mount_timeout_s: float = MOUNT_TIMEOUT_S
@@ -268,7 +268,7 @@ class NodeView:
         end_s = start_s + self.mount_timeout_s
         late = [folder for folder, child in children.items() if child.wait(max(0.0, end_s - time.monotonic())) is None]
         for folder in late:
-            children[folder].signal_group(SIGKILL)
+            children[folder].signal_group(signal.SIGKILL)
         end_s = time.monotonic() + _REAP_S
         for folder in late:
             children[folder].wait(max(0.0, end_s - time.monotonic()))

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from trainworks.config.data import STDLIB, TRAINED_VOCABULARY, Data, DataSource
 from trainworks.errors import UsageError
 from trainworks.files import naming_full_disk, write_atomic
 from trainworks.host.probe import num_cores
+from trainworks.system import lock_file
 from trainworks.worker.data.card import CARD, TOKENIZER, DatasetCard, Part, Progress, fingerprint, making, read_card
 from trainworks.worker.data.encoding import Recipe
 from trainworks.worker.data.images import prepare_images
@@ -190,7 +190,7 @@ def _tokenized(job: _Job, source: DataSource, inputs: list[Input], tokenization:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     with folder.with_name(f"{folder.name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file.fileno(), waits=True)
         yield
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import importlib
 import os
@@ -19,6 +18,7 @@ import fsspec
 from trainworks.errors import EnvironmentProblem, MissingExtraError, TrainworksError, UsageError
 from trainworks.files import closing_handle, naming_full_disk
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.system import lock_file
 from trainworks.units import format_bytes
 from trainworks.worker.data.card import Shard
 
@@ -163,7 +163,7 @@ class ShardCache:
         """
         path, patience = self._folder / name, _PATIENCE
         while True:
-            lock = self._lock(name, fcntl.LOCK_SH)  # waits for a running download
+            lock = self._lock(name, shared=True, waits=True)  # waits for a running download
             if path.exists():
                 os.utime(path)
                 return path, lock
@@ -188,22 +188,22 @@ class ShardCache:
 
     def _fetch(self, name: str, shard: Shard, store: Store, remote_name: str) -> None:
         path, part = self._folder / name, self._folder / f".{name}.part"
-        with self._locked(name, fcntl.LOCK_EX | fcntl.LOCK_NB), naming_full_disk(path):
+        with self._locked(name), naming_full_disk(path):
             if path.exists():
                 return
             self._reserve(part, shard.num_bytes)
             try:
                 _download(store, remote_name, part, shard)
-                with self._locked("cache", fcntl.LOCK_EX):  # so that who counts sees it under one name
+                with self._locked("cache", waits=True):  # so that who counts sees it under one name
                     _name_once(part, path)
             except BaseException:
-                with self._locked("cache", fcntl.LOCK_EX):  # nor may it vanish during the count
+                with self._locked("cache", waits=True):  # nor may it vanish during the count
                     part.unlink(missing_ok=True)
                 raise
 
     def _reserve(self, part: Path, num_bytes: int) -> None:
         """An empty file of the final size, after what was used longest ago has made room for it."""
-        with self._locked("cache", fcntl.LOCK_EX):
+        with self._locked("cache", waits=True):
             files = sorted((file.stat().st_mtime_ns, file) for file in self._folder.iterdir() if file.suffix != ".lock")
             held = sum(file.stat().st_size for _, file in files)
             for _, file in files:
@@ -222,7 +222,7 @@ class ShardCache:
     def _removed_bytes(self, file: Path) -> int:
         """Remove a file and return its size; 0 if it is in use."""
         try:
-            with self._locked(file.name.removeprefix(".").removesuffix(".part"), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with self._locked(file.name.removeprefix(".").removesuffix(".part")):
                 size = file.stat().st_size
                 file.unlink()
                 return size
@@ -230,14 +230,14 @@ class ShardCache:
             return 0
 
     @contextlib.contextmanager
-    def _locked(self, name: str, how: int) -> Iterator[None]:
-        with closing_handle(self._lock(name, how)):
+    def _locked(self, name: str, *, waits: bool = False) -> Iterator[None]:
+        with closing_handle(self._lock(name, waits=waits)):
             yield
 
-    def _lock(self, name: str, how: int) -> int:
+    def _lock(self, name: str, *, shared: bool = False, waits: bool = False) -> int:
         handle = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(handle, how)
+            lock_file(handle, shared=shared, waits=waits)
         except BaseException as error:
             os.close(handle)
             if isinstance(error, OSError) and error.errno in _NO_LOCKS:

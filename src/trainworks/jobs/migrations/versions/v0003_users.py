@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
-import pwd
+import socket
+import sys
 
 import sqlalchemy as sa
 from alembic import op
+
+from trainworks.system import user_id
+
+if sys.platform != "win32":
+    import pwd
 
 revision = "0003"
 down_revision = "0002"
@@ -23,14 +29,16 @@ def upgrade() -> None:
         connection.execute(sa.text("UPDATE jobs SET uid = :uid WHERE owner = :owner"), values)
         asked = "UPDATE jobs SET asked_by = :uid WHERE owner = :owner AND asked_to_end IS NOT NULL"
         connection.execute(sa.text(asked), values)
-    host = {"host": os.environ.get("TRAINWORKS_HOST") or os.uname().nodename}
+    host = {"host": os.environ.get("TRAINWORKS_HOST") or socket.gethostname()}
     connection.execute(sa.text("UPDATE jobs SET host = :host WHERE engine = 'local'"), host)
-    connection.execute(sa.text("UPDATE nodes SET uid = :uid"), {"uid": os.getuid()})
+    connection.execute(sa.text("UPDATE nodes SET uid = :uid"), {"uid": user_id()})
 
 
 def _uid_of(owner: str) -> int:
     """The account of that name; the user who migrates the store where there is none."""
+    if sys.platform == "win32":
+        return user_id()
     try:
         return pwd.getpwnam(owner).pw_uid
     except (KeyError, ValueError):
-        return os.getuid()
+        return user_id()
