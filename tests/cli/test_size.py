@@ -271,7 +271,7 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
         (["--deadline", "soon"], "`soon` is not a duration"),
         (["--deadline", "0s"], "`0s` must be greater than 0"),
         (["--region", "moon"], "no offer is in `moon`"),
-        (["--budget", "5"], "`5` is not an amount of US dollars"),
+        (["--budget", "5"], "`5` is not an amount of US dollars or yuan"),
         (["--confidence", "90"], "`90` is not between 0 and 100 %"),
         (["--contract", "stolen"], "unknown contract `stolen`"),
         (["--hours-per-year", "9000"], "9000 is not between 1 and 8,784"),
