@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.plan.shapes import workload
 from trainworks.config.quantities import CheckpointInterval, StepWindow, TrainFor
 from trainworks.config.run_description import load_tasks
 from trainworks.config.run_file import RunFile
+from trainworks.config.spec import name_from
 from trainworks.errors import QuantityError, UsageError
 
 _FOLDER = Path(__file__).parents[2] / "examples"
@@ -406,12 +408,57 @@ def test_accelerators_without_any_are_refused(nothing: object) -> None:
         run_file(resources={"accelerators": nothing})
 
 
-@pytest.mark.parametrize("name", ["微调", "обучение", "entraîné", "a b", "-a", "a" * 64])
-def test_a_name_that_is_refused_says_which_characters_are_accepted(name: str) -> None:
+def _refused_name(name: str) -> Any:
     with pytest.raises(ValidationError) as found:
         run_file(name=name)
-    error = found.value.errors()[0]["ctx"]["error"]
-    assert "invalid run name" in error.message and "`a-z`, `A-Z`, `0-9`" in error.hint
+    return found.value.errors()[0]["ctx"]["error"]
+
+
+@pytest.mark.parametrize("name", ["微调", "обучение", "entraîné", "訓練-7b", "हिन्दी", "ไทย", "训" * 63, "a" * 63])
+def test_a_run_has_a_name_in_any_script(name: str) -> None:
+    assert run_file(name=name).name == name
+
+
+def test_two_encodings_of_a_name_are_one_run() -> None:
+    composed, decomposed = (unicodedata.normalize(form, "entraîné") for form in ("NFC", "NFD"))
+    assert composed != decomposed
+    assert run_file(name=decomposed).name == run_file(name=composed).name == composed
+
+
+@pytest.mark.parametrize("name", ["a b", "-a", "_a", "a/b", "..", "", "a\0", "a\n", "a" * 64, "训" * 64, "\u0301a"])
+def test_a_name_that_is_refused_says_which_characters_are_accepted(name: str) -> None:
+    error = _refused_name(name)
+    assert "invalid run name" in error.message and "letters and digits of any script" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "character"),
+    [
+        ("a\u202eb", "U+202E RIGHT-TO-LEFT OVERRIDE"),
+        ("a\u2066b", "U+2066 LEFT-TO-RIGHT ISOLATE"),
+        ("a\u200bb", "U+200B ZERO WIDTH SPACE"),
+        ("a\u200db", "U+200D ZERO WIDTH JOINER"),
+        ("a\ufeffb", "U+FEFF ZERO WIDTH NO-BREAK SPACE"),
+        ("训练🚀", "U+1F680 ROCKET"),
+        ("训练　7b", "U+3000 IDEOGRAPHIC SPACE"),
+        ("a" + 8 * "\u0301", "U+0301 COMBINING ACUTE ACCENT"),
+        ("a\ud800", "U+D800"),
+    ],
+)
+def test_a_character_that_hides_or_stacks_is_named_and_not_printed(name: str, character: str) -> None:
+    error = _refused_name(name)
+    assert f"{character} is not a letter or digit" in error.message
+    assert not set(error.message) & set("\u202e\u2066\u200b\u200d\ufeff\ud800")
+
+
+def test_a_name_fits_into_a_file_name_with_its_number() -> None:
+    assert "has 252 bytes in UTF-8, more than 200" in _refused_name("\U00020000" * 63).message
+
+
+@given(st.text(max_size=80))
+def test_a_run_name_is_found_in_any_text(text: str) -> None:
+    name = name_from(text)
+    assert run_file(name=name).name == name
 
 
 TRAINER, SERVER = {"run": "train"}, {"run": "serve", "decides": False}

@@ -220,9 +220,9 @@ def check_keys_of_command(run_file: Any) -> None:
     if run_file.workload is not None and (metrics != type(metrics)() or trains is not None):
         key = "metrics" if trains is None else "trains"
         raise FieldError(f"`{key}` needs `run`: a workload measures itself, and says what it trains")
-    keys = ("setup", "framework", "workdir", "num_nodes")
-    if run_file.workload and (key := next((key for key in keys if getattr(run_file, key) is not None), None)):
-        raise FieldError(f"`{key}` needs `run`")
+    of_commands = ("setup", "framework", "workdir", "num_nodes")
+    if run_file.workload and (own := next((each for each in of_commands if getattr(run_file, each) is not None), None)):
+        raise FieldError(f"`{own}` needs `run`")
     if trains is not None:
         check_trained(trains.task, trains.train_for.unit, trains)
     refused = {

@@ -257,7 +257,7 @@ class RunFile(Spec):
     """One file, one run."""
 
     name: RunName
-    """Name of the run directory: letters, digits, `.`, `_` and `-`; for a command, the name of the file by default."""
+    """Name of the run directory: letters and digits of any script, `.`, `_`, `-`; that of the file for a command."""
     workload: Workload | None = None
     """A model to train; excludes `run` and `roles`."""
     roles: dict[RoleName, JobRole] = Field(default_factory=dict)

@@ -29,7 +29,7 @@ from pydantic import Field, ValidationError
 
 from trainworks.backends.local.machine import LocalNode
 from trainworks.backends.local.quotas import AcceleratorHours, QueuePolicy
-from trainworks.config.spec import Frozen
+from trainworks.config.spec import Frozen, RunId
 from trainworks.errors import DiskFullError
 from trainworks.files import write_atomic
 from trainworks.host.clock import Clock
@@ -65,7 +65,7 @@ _Short = Annotated[str, Field(max_length=253)]
 class PublishedJob(Frozen):
     """A waiting job that starts once there is room for it."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+    run: RunId
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Key that its claim will have."""
     team: _Short = ""
