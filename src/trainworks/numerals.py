@@ -28,7 +28,7 @@ COUNTERS = "张块颗片卡台个节机柜步轮元"
 _PART = rf"(\d[\d,_]*(?:\.\d+)?)\s?({SCALES})"
 _SCALED = re.compile(rf"(?<![\d.,])(?:{_PART})+(?![零一二两三四五六七八九十百千万亿\d])")
 _BARE = re.compile(rf"(?<![几数上近第零一二两三四五六七八九十百千万亿\d])(?P<numerals>{NUMERALS})(?=\s|$|[{COUNTERS}])")
-"""Numerals in front of a counter or a blank: 百度 and 第一台 hold numerals, too, and 几十 and 近千 are no numbers."""
+"""Numerals in front of a counter or a blank: 百度 and 第一台 hold numerals, too, and 几十 and 近千 are not exact."""
 
 
 def ascii_width(text: str) -> str:

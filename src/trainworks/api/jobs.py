@@ -240,10 +240,7 @@ class Job:
     @property
     def hour_price(self) -> Money | None:
         """Price of an accelerator hour in the run file, if it gives one."""
-        from trainworks.backends.registry import cluster_of_job  # noqa: PLC0415, as in `_follow`
-
-        cluster = cluster_of_job(self.row)
-        return cluster.hour_price if cluster else None
+        return self.row.hour_price
 
     @property
     def kept_code(self) -> KeptCode | None:
