@@ -240,7 +240,9 @@ class Job:
     @property
     def hour_price(self) -> Money | None:
         """Price of an accelerator hour in the run file, if it gives one."""
-        return self.row.hour_price
+        from trainworks.backends.registry import cluster_of_job  # noqa: PLC0415, as in `_follow`
+
+        return cluster.hour_price if (cluster := cluster_of_job(self.row)) else None
 
     @property
     def kept_code(self) -> KeptCode | None:
