@@ -155,10 +155,15 @@ def parse_count(text: str | float) -> int:
 
 
 CurrencyCode = Literal["USD", "CNY"]
-_SIGNS: Mapping[str, CurrencyCode] = {"$": "USD"} | dict.fromkeys(("¥", "￥", "人民币"), "CNY")
-_NAMES: Mapping[str, CurrencyCode] = dict.fromkeys(("USD", "美元"), "USD") | dict.fromkeys(
-    ("CNY", "RMB", "人民币", "元"), "CNY"
-)
+_SIGNS: Mapping[str, CurrencyCode] = {"$": "USD", "¥": "CNY", "￥": "CNY", "人民币": "CNY"}
+_NAMES: Mapping[str, CurrencyCode] = {
+    "USD": "USD",
+    "美元": "USD",
+    "CNY": "CNY",
+    "RMB": "CNY",
+    "人民币": "CNY",
+    "元": "CNY",
+}
 _PER_HOUR = re.compile(r"\s*/\s*(?:(?:GPU|accelerator|卡|张)\s*(?:/\s*)?)?(?:h|hour|小时|时)$", re.IGNORECASE)
 
 
