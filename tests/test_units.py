@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from trainworks.errors import QuantityError
 from trainworks.units import (
+    Money,
     format_bytes,
     format_count,
     format_duration,
@@ -21,7 +22,6 @@ from trainworks.units import (
     parse_counted,
     parse_duration,
     parse_share,
-    parse_usd,
 )
 
 PREFIXES = st.sampled_from("KMGTP")
@@ -140,29 +140,86 @@ def test_a_fraction_of_one_is_no_count() -> None:
 
 @given(AMOUNTS, st.sampled_from([("", 1), ("k", 10**3), ("M", 10**6), ("B", 10**9)]))
 def test_an_amount_of_dollars_is_multiplied_by_its_suffix(amount: int, suffix: tuple[str, int]) -> None:
-    assert parse_usd(f"{amount}{suffix[0]} USD") == parse_usd(f"${amount}{suffix[0]}") == amount * suffix[1]
+    assert (
+        Money.parse(f"{amount}{suffix[0]} USD")
+        == Money.parse(f"${amount}{suffix[0]}")
+        == Money(amount * suffix[1], "USD")
+    )
 
 
 @given(AMOUNTS)
 def test_thousands_of_dollars_may_be_separated(amount: int) -> None:
-    assert parse_usd(f"{amount:,} USD") == parse_usd(f"${amount:,}") == amount
+    assert Money.parse(f"{amount:,} USD") == Money.parse(f"${amount:,}") == Money(amount, "USD")
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [
+        ("500万元", 5e6), ("500 万元", 5e6), ("５００万元", 5e6), ("1.5亿元", 1.5e8), ("3亿5000万元", 3.5e8),
+        ("两千元", 2000),
+        ("¥3", 3), ("￥3", 3), ("¥3元", 3), ("3.2 CNY", 3.2), ("2M RMB", 2e6), ("300万人民币", 3e6),
+        ("人民币300万元", 3e6),
+    ],
+)  # fmt: skip
+def test_yuan_are_read_in_every_form_that_people_write(text: str, amount: float) -> None:
+    assert Money.parse(text) == Money(amount, "CNY")
+
+
+def test_american_dollars_may_be_written_in_chinese() -> None:
+    assert Money.parse("500万美元") == Money(5e6, "USD")
+
+
+@pytest.mark.parametrize(
+    "text", ["¥20/GPU/h", "20 CNY/h", "20元/卡时", "20元/卡/小时", "20 元 / 小时", "20 RMB", "¥20 / accelerator / hour"]
+)
+def test_the_price_of_an_hour_may_name_its_unit(text: str) -> None:
+    assert Money.parse_per_hour(text) == Money(20, "CNY")
+
+
+@pytest.mark.parametrize("text", ["20/GPU/h", "¥20/GPU/day", "¥20/month", "¥20/8卡/h"])
+def test_a_price_of_another_unit_is_refused(text: str) -> None:
+    with pytest.raises(QuantityError, match="amount"):
+        Money.parse_per_hour(text)
+
+
+@given(st.integers(1, 10**12), st.sampled_from(("USD", "CNY")))
+def test_the_text_of_an_amount_is_read_as_the_same_amount(amount: int, currency) -> None:
+    assert Money.parse(str(Money(amount, currency))) == Money(amount, currency)
 
 
 def test_cents_are_dollars_too() -> None:
-    assert parse_usd("$0.99") == 0.99
+    assert Money.parse("$0.99") == Money(0.99, "USD")
 
 
-@pytest.mark.parametrize("text", ["2000", "2000 EUR", "2000 dollars", "", "USD 2000", "5000元"])
+@pytest.mark.parametrize("text", ["2000", "2000 EUR", "2000 dollars", "", "USD 2000", "500万", "5000円", "5000日元"])
 def test_an_amount_without_its_currency_is_refused_because_it_would_be_a_guess(text: str) -> None:
     with pytest.raises(QuantityError, match="not an amount of US dollars") as found:
-        parse_usd(text)
+        Money.parse(text)
     assert "`2000 USD`" in (found.value.hint or "") and "other currencies are not converted" in (found.value.hint or "")
 
 
-@pytest.mark.parametrize("text", ["-5 USD", "$-5", "many USD", "USD", "$", "nan USD", "5 5 USD", "$5 EUR"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-5 USD",
+        "$-5",
+        "many USD",
+        "USD",
+        "$",
+        "nan USD",
+        "5 5 USD",
+        "$5 EUR",
+        "$5 USD",
+        "¥5 USD",
+        "元",
+        "¥",
+        "百元店",
+        "万一元",
+    ],
+)
 def test_what_is_no_amount_is_refused(text: str) -> None:
     with pytest.raises(QuantityError):
-        parse_usd(text)
+        Money.parse(text)
 
 
 @given(st.integers(1, 10**5))
@@ -185,7 +242,20 @@ def test_a_noun_may_be_singular_or_plural(text: str) -> None:
     assert parse_counted(text, ("steps", "tokens")) == (300, "steps")
 
 
-@pytest.mark.parametrize("text", ["300", "steps", "300 stpes", "300steps", ""])
+@pytest.mark.parametrize(
+    ("text", "counted"),
+    [
+        ("100亿 tokens", (10**10, "tokens")), ("100 亿 tokens", (10**10, "tokens")), 
+        ("100亿tokens", (10**10, "tokens")),
+        ("100亿个 token", (10**10, "tokens")), ("2万亿词元", (2 * 10**12, "tokens")), ("1.5万步", (15000, "steps")),
+        ("三轮", (3, "epochs")), ("３００步", (300, "steps")), ("３００ steps", (300, "steps")),
+    ],
+)  # fmt: skip
+def test_a_count_may_be_written_in_chinese(text: str, counted: tuple[int, str]) -> None:
+    assert parse_counted(text, ("steps", "tokens", "epochs")) == counted
+
+
+@pytest.mark.parametrize("text", ["300", "steps", "300 stpes", "300steps", "", "步", "300万", "300张"])
 def test_a_count_without_its_noun_is_refused(text: str) -> None:
     with pytest.raises(QuantityError, match="is not a count of"):
         parse_counted(text, ("steps", "tokens"))
@@ -259,7 +329,7 @@ def test_a_share_without_its_sign_is_asked_for() -> None:
     assert raised.value.hint == "did you mean `90%`?"
 
 
-@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_duration, parse_bandwidth, parse_usd])
+@pytest.mark.parametrize("parse", [parse_count, parse_bytes, parse_duration, parse_bandwidth, Money.parse])
 def test_a_quantity_of_thousands_of_digits_is_refused(parse: Callable[[str], object]) -> None:
     with pytest.raises(QuantityError, match="characters, more than 100"):
         parse(f"{'9' * 5000} USD")

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
+from typing import Literal
 
 from trainworks.errors import QuantityError
+from trainworks.numerals import ascii_width, with_digits
 
 HOUR_S, DAY_S, WEEK_S = 3600.0, 86400.0, 604800.0
 
@@ -50,7 +53,7 @@ _DURATION_PART = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]{1,2})?)\s
 
 def _split(text: str, kind: str, example: str) -> tuple[Fraction, str]:
     _check_length(text, kind, example)
-    match = _NUMBER.fullmatch(text)
+    match = _NUMBER.fullmatch(ascii_width(text))
     if match is None:
         raise QuantityError(f"`{text}` is not {kind}", hint=f"write it like `{example}`")
     return Fraction(match[1].replace("_", "")), match[2] or ""
@@ -135,31 +138,80 @@ def byte_rate_note(text: str) -> str | None:
 
 
 def parse_count(text: str | float) -> int:
-    """Parse an integer with an optional k, M, B or T: `2B` is 2e9.
+    """Parse an integer with an optional k, M, B or T, or in Chinese: `2B` and `20亿` are 2e9.
 
-    >>> parse_count("1.5k")
-    1500
+    >>> parse_count("1.5k"), parse_count("1.5万")
+    (1500, 15000)
     """
-    value, suffix = _split(str(text), "a count", "2B")
+    _check_length(str(text), "a count", "2B")
+    written = with_digits(str(text))
+    if not written.isascii():
+        raise QuantityError(f"`{text}` is not a count", hint="write it like `2B` or `20亿`")
+    value, suffix = _split(written, "a count", "2B")
     count = _scale(value, suffix, COUNT_SUFFIXES, "a count", "2B")
     if count.denominator != 1:
         raise QuantityError(f"`{text}` is not a whole number", hint="write it like `2B`")
     return int(count)
 
 
-def parse_usd(text: str | float) -> float:
-    """Parse `2000 USD`, `1.5M USD` or `$2000`; a bare number is refused, because its currency would be a guess.
+CurrencyCode = Literal["USD", "CNY"]
+_SIGNS: Mapping[str, CurrencyCode] = {"$": "USD", "¥": "CNY", "￥": "CNY", "人民币": "CNY"}
+_NAMES: Mapping[str, CurrencyCode] = {
+    "USD": "USD",
+    "美元": "USD",
+    "CNY": "CNY",
+    "RMB": "CNY",
+    "人民币": "CNY",
+    "元": "CNY",
+}
+_PER_HOUR = re.compile(r"\s*/\s*(?:(?:GPU|accelerator|卡|张)\s*(?:/\s*)?)?(?:h|hour|小时|时)$", re.IGNORECASE)
 
-    >>> parse_usd("1.5M USD")
-    1500000.0
-    """
-    written = str(text).strip().replace(",", "")
-    amount = written[1:] if written.startswith("$") else written.removesuffix("USD")
-    if amount == written:
-        hint = "write it like `2000 USD`, `1.5M USD` or `$2000`; other currencies are not converted"
-        raise QuantityError(f"`{text}` is not an amount of US dollars", hint=hint)
-    value, suffix = _split(amount.strip(), "an amount", "2000 USD")
-    return float(_scale(value, suffix, COUNT_SUFFIXES, "an amount", "2000 USD"))
+
+@dataclass(frozen=True, slots=True)
+class Money:
+    """An amount in the currency in which it was given; `catalog.exchange` converts it."""
+
+    amount: float
+    currency: CurrencyCode
+
+    def __str__(self) -> str:
+        return f"{self.amount:.15g} {self.currency}"
+
+    @property
+    def text(self) -> str:
+        """The amount for people, as `format_money` rounds it."""
+        return format_money(self.amount, self.currency)
+
+    @classmethod
+    def parse(cls, text: str | float) -> Money:
+        """Parse `2000 USD`, `1.5M USD`, `$2000`, `500万元`, `3.2 CNY`, `RMB` or `¥3`, which is yuan.
+
+        A bare number is refused, because its currency would be a guess.
+
+        >>> [str(Money.parse(text)) for text in ("1.5M USD", "500万元", "¥7.1")]
+        ['1500000 USD', '5000000 CNY', '7.1 CNY']
+        """
+        _check_length(str(text), "an amount", "2000 USD")
+        written = with_digits(str(text)).strip().replace(",", "")
+        sign = next((sign for sign in _SIGNS if written.startswith(sign)), "")
+        name = next((name for name in _NAMES if written.endswith(name)), "")
+        currency = _SIGNS.get(sign) or _NAMES.get(name)
+        amount = written.removeprefix(sign).removesuffix(name).strip()
+        is_doubled = sign and name and (_NAMES[name] != currency or sign == "$")
+        if currency is None or is_doubled or not amount.isascii():
+            hint = "write it like `2000 USD`, `$2000`, `500万元` or `3.2 CNY`; other currencies are not converted"
+            raise QuantityError(f"`{text}` is not an amount of US dollars or yuan", hint=hint)
+        value, suffix = _split(amount, "an amount", "2000 USD")
+        return cls(float(_scale(value, suffix, COUNT_SUFFIXES, "an amount", "2000 USD")), currency)
+
+    @classmethod
+    def parse_per_hour(cls, text: str | float) -> Money:
+        """Parse a price per hour of an accelerator, whose unit may be left out: `2.5 USD`, `¥20/GPU/h`, `20元/卡时`.
+
+        >>> str(Money.parse_per_hour("¥20/GPU/h")), str(Money.parse_per_hour("2.5 USD/h"))
+        ('20 CNY', '2.5 USD')
+        """
+        return cls.parse(_PER_HOUR.sub("", str(text).strip()))
 
 
 def parse_share(text: str | float) -> float:
@@ -180,16 +232,23 @@ def parse_share(text: str | float) -> float:
     return share
 
 
-def parse_counted(text: str, nouns: tuple[str, ...]) -> tuple[int, str]:
-    """Parse a count with a noun: `300 steps`, `2B tokens`; the noun may be singular.
+_CHINESE_NOUNS = {"步": "steps", "轮": "epochs", "token": "tokens", "tokens": "tokens", "词元": "tokens"}
+_CHINESE_COUNT = re.compile(rf"(?P<count>\S.*?)\s*个?\s*(?P<noun>{'|'.join(_CHINESE_NOUNS)})")
 
-    >>> parse_counted("2B tokens", ("steps", "tokens"))
-    (2000000000, 'tokens')
+
+def parse_counted(text: str, nouns: tuple[str, ...]) -> tuple[int, str]:
+    """Parse a count with a noun: `300 steps`, `2B tokens`, `100亿 tokens`, `300步`; the noun may be singular.
+
+    >>> parse_counted("2B tokens", ("steps", "tokens")), parse_counted("3轮", ("steps", "epochs"))
+    ((2000000000, 'tokens'), (3, 'epochs'))
     """
-    count, _, noun = str(text).strip().rpartition(" ")
+    written = str(text).strip()
+    count, _, noun = written.rpartition(" ")
+    if not written.isascii() and (found := _CHINESE_COUNT.fullmatch(ascii_width(written))):
+        count, noun = found["count"], _CHINESE_NOUNS[found["noun"]]
     plural = noun if noun.endswith("s") else noun + "s"
     if not count or plural not in nouns:
-        number = str(text).split()[0] if str(text)[:1].isdigit() else "300"
+        number = written.split()[0] if written[:1].isdigit() else "300"
         examples = " or ".join(f"`{number} {noun}`" for noun in nouns)
         kinds = " or ".join(filter(None, [", ".join(nouns[:-1]), nouns[-1]]))
         raise QuantityError(f"`{text}` is not a count of {kinds}", hint=f"write it like {examples}")
@@ -291,14 +350,19 @@ def format_short_usd(usd: float) -> str:
     return f"{usd:.2f}" if abs(usd) < 100 else format_count(usd)
 
 
-def format_usd(amount: float) -> str:
-    """Format US dollars: without cents from 100, with cents below 10.
+def format_money(amount: float, currency: str) -> str:
+    """Format an amount of money: without cents from 100, with cents below 10.
 
-    >>> format_usd(1234567.8), format_usd(55.04), format_usd(1.549)
-    ('1,234,568 USD', '55.0 USD', '1.55 USD')
+    >>> format_money(1234567.8, "USD"), format_money(55.04, "CNY"), format_money(1.549, "USD")
+    ('1,234,568 USD', '55.0 CNY', '1.55 USD')
     """
     size = abs(amount)
-    return f"{amount:,.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} USD"
+    return f"{amount:,.{0 if size >= 99.95 else 1 if size >= 9.995 else 2}f} {currency}"
+
+
+def format_usd(amount: float) -> str:
+    """Format US dollars as `format_money` does."""
+    return format_money(amount, "USD")
 
 
 def format_quantity(value: float, unit: str) -> str:

@@ -324,3 +324,39 @@ def test_a_word_that_means_something_else_is_explained_before_neighbours_are_nam
         parse_cluster(text)
     assert raised.value.hint is not None
     assert "nearest" not in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [
+        ("64张H800", "64x H800"), ("64 张 H800 显卡", "64x H800"), ("64卡H100", "64x H100"),
+        ("千卡 H800", "1000x H800"),         ("1.6万张H800", "16000x H800"), 
+        ("8台 DGX H100", "8 nodes of DGX H100"), ("8台H100", "8 nodes of H100"),
+        ("2 台 8 卡 H100", "2 nodes of 8x H100"), ("2台8卡机 H100", "2 nodes of 8x H100"),
+        ("三十二台八卡H100", "32 nodes of 8x H100"), ("16个节点的 DGX H100", "16 nodes of DGX H100"),
+        ("１６台８卡Ａ１００ over ８张 HDR", "16 nodes of 8x A100 over 8x HDR"),
+        ("4柜 GB200 NVL72", "4 racks of GB200 NVL72"),
+        ("64块英伟达 H100", "64x H100"), ("2台8卡H100 at 4:1", "2 nodes of 8x H100 at 4:1"),
+    ],
+)  # fmt: skip
+def test_a_cluster_in_chinese_counts_is_the_cluster_in_english(text: str, means: str) -> None:
+    assert parse_cluster(text).model_copy(update={"name": ""}) == parse_cluster(means).model_copy(update={"name": ""})
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "hint"),
+    [
+        ("10卡机 H100", "`10卡机` may be one machine", "both numbers"),
+        ("双路 H100", "`双路` counts the CPU sockets", "its accelerators"),
+        ("几十张H100", "`几十` is not a certain number", "the number"),
+        ("近千卡 H800", "`近千` is not a certain number", "the number"),
+        ("8张 DGX H100", "counts accelerators, and DGX H100 is a node", "`8台 DGX H100`"),
+        ("4台 GB200 NVL72", "counts nodes, and one GB200 NVL72 is a rack", "4x GB200 NVL72"),
+        ("16张昇腾910B", "`Ascend-910B` cannot be planned with", "use"),
+        ("1万5张H100", "does not describe a cluster", "write it like"),
+    ],
+)
+def test_a_chinese_count_that_may_mean_two_things_is_an_error(text: str, why: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=why) as found:
+        parse_cluster(text)
+    assert hint in (found.value.hint or "")

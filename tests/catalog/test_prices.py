@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainworks.catalog.catalog import assumption
 from trainworks.catalog.facts import Offer
 from trainworks.catalog.prices import PriceTable, parse_prices
 from trainworks.errors import UsageError
@@ -153,3 +154,18 @@ def test_shared_accelerators_and_slices_are_counted_and_left_out() -> None:
     table = sky("g6f.large,L4,0.125,2,8,,0.2,0.1,a,b", ",tpu-v6e-8,1,,,,21.6,4.3,a,b", cloud="gcp")
     assert table.offers == ()
     assert "2 rows ignored" in table.notes[0]
+
+
+def test_a_table_may_have_its_prices_in_yuan() -> None:
+    rows = ["accelerator,accelerators,on_demand_cny_h,spot_cny_h,name\n", "H800,8,142,71,ours\n"]
+    (offer,) = parse_prices(rows, name="mine.csv").offers
+    rate = assumption("CNY per USD").typical
+    assert offer.usd_per_hour == pytest.approx(142 / rate)
+    assert offer.spot_usd_per_hour == pytest.approx((71 / rate,))
+
+
+def test_a_price_in_both_currencies_is_refused_with_its_line() -> None:
+    rows = ["accelerator,accelerators,on_demand_usd_h,on_demand_cny_h\n", "H800,8,20,142\n"]
+    with pytest.raises(UsageError, match="`on_demand_usd_h` and `on_demand_cny_h` are one price") as found:
+        parse_prices(rows, name="mine.csv")
+    assert (str(found.value.place), found.value.hint) == ("mine.csv:2", "fill in one of the two")

@@ -187,6 +187,22 @@ def test_the_price_and_the_budget_of_a_run_file_count(folder: Path) -> None:
     assert "The budget of 300 USD pays for" in shown
 
 
+def test_a_budget_in_yuan_is_answered_in_yuan_at_a_rate_that_a_note_names(folder: Path) -> None:
+    priced = "cluster: {of: 64张H100, price: ¥10/GPU/h}\ngoal: {budget: 2000元}\n"
+    (folder / "run.yaml").write_text(RUN.replace("cluster: 64x H100\n", priced), encoding="utf-8")
+    shown = " ".join(cost("run.yaml").split())
+    assert "hours, in yuan" in shown and "USD to buy" not in shown
+    assert "your price 10.00" in shown
+    assert "The budget of 2,000 CNY pays for" in shown
+    assert re.search(r"note: CNY at 7\.1 per USD: .*2025-10", shown)
+
+
+def test_the_same_money_in_either_currency_is_one_cost(folder: Path) -> None:
+    options = ("--on", "DGX H100", "--json", "--assume", "CNY per USD=7.1", "--server-price")
+    yuan, dollars = (json.loads(cost(*options, price)) for price in ("213万元", "300000USD"))
+    assert yuan["owning_usd"] == pytest.approx(dollars["owning_usd"])
+
+
 def test_an_option_names_another_cluster_than_the_run_file(folder: Path) -> None:
     assert json.loads(cost("run.yaml", "--on", "8x H200", "--json"))["num_accelerators"] == 8
 

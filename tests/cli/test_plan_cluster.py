@@ -16,6 +16,7 @@ from tests.cli.test_app import IMPORT_ALL_WITHOUT_TORCH
 from tests.program import trainworks_program
 from trainworks.api.plan import plan
 from trainworks.api.planning.described import plan_cluster
+from trainworks.catalog.catalog import assumption
 from trainworks.catalog.cluster import parse_cluster
 from trainworks.cli.planning.plan import plan_command
 from trainworks.config.load import parse_run_file
@@ -463,6 +464,15 @@ def test_a_budget_without_a_price_takes_the_cheapest_offer_of_the_catalogue_and_
     assert "20" in note.partition("(")[2]  # the year of the source
     for scale in plan.scales:
         assert scale.cost_usd == pytest.approx(price * scale.run_time_s / 3600 * scale.num_nodes * 8, rel=0.01)
+
+
+def test_a_budget_in_yuan_is_answered_in_yuan() -> None:
+    plan = planned(goal(3600, budget=", budget: 71元"))
+    same = planned(goal(3600, budget=f", budget: {71 / assumption('CNY per USD').typical:.9f} USD"))
+    assert "and 71 CNY: met with a chance of" in (plan.goal or "")
+    assert [scale.chance for scale in plan.scales] == pytest.approx([scale.chance for scale in same.scales])
+    assert " CNY " in render_text(build_document(plan), width=200)
+    assert len([note for note in plan.notes if note.startswith("CNY at ")]) == 1
 
 
 def test_a_price_of_the_run_file_goes_before_the_catalogue() -> None:

@@ -22,6 +22,7 @@ from trainworks.catalog.cluster import parse_cluster
 from trainworks.config.run_description import load_tasks
 from trainworks.errors import ArgumentError, EnvironmentProblem, UsageError
 from trainworks.plan.sizing.result import least_usd
+from trainworks.units import Money
 
 RUN = """\
 name: llama-2-7b
@@ -82,7 +83,7 @@ def test_the_written_run_file_plans_as_the_proposal_did(run_file: Path) -> None:
     assert (again["layout"], again["memory"]) == (chosen["layout"], chosen["memory"])
     assert again["terms_s"] == pytest.approx(chosen["terms_s"], rel=1e-3)
     assert planned.job.cluster.num_nodes == told["proposal"]["num_nodes"]
-    assert (written.goal.deadline, written.goal.budget) == (6 * 3600, 5000)
+    assert (written.goal.deadline, written.goal.budget) == (6 * 3600, Money(5000.0, "USD"))
     assert written.workload == load_tasks(run_file)[0][0].workload
 
 
@@ -271,7 +272,7 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
         (["--deadline", "soon"], "`soon` is not a duration"),
         (["--deadline", "0s"], "`0s` must be greater than 0"),
         (["--region", "moon"], "no offer is in `moon`"),
-        (["--budget", "5"], "`5` is not an amount of US dollars"),
+        (["--budget", "5"], "`5` is not an amount of US dollars or yuan"),
         (["--confidence", "90"], "`90` is not between 0 and 100 %"),
         (["--contract", "stolen"], "unknown contract `stolen`"),
         (["--hours-per-year", "9000"], "9000 is not between 1 and 8,784"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tests.plan.shapes import workload
 from trainworks.config.quantities import CheckpointInterval, StepWindow, TrainFor
 from trainworks.config.run_description import load_tasks
 from trainworks.config.run_file import RunFile
+from trainworks.config.spec import name_from
 from trainworks.errors import QuantityError, UsageError
+from trainworks.units import Money
 
 _FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted([*_FOLDER.glob("*.yaml"), *(_FOLDER / "finetune").glob("*.yaml")])
@@ -139,7 +142,7 @@ def test_a_checkpoint_interval_is_positive() -> None:
         run_file(checkpoint={"every": "0 s"})
 
 
-@pytest.mark.parametrize("name", ["", "-a", ".hidden", "a/b", "a b", "x" * 64, "ü"])
+@pytest.mark.parametrize("name", ["", "-a", ".hidden", "a/b", "a b", "x" * 64])
 def test_a_name_is_a_plain_folder_name(name: str) -> None:
     with pytest.raises(ValidationError, match="name"):
         run_file(name=name)
@@ -186,6 +189,23 @@ def test_a_price_is_positive(price: Any) -> None:
 def test_a_budget_is_a_positive_amount_of_dollars(budget: Any) -> None:
     with pytest.raises(ValidationError, match="budget"):
         run_file(goal={"budget": budget})
+
+
+@pytest.mark.parametrize(
+    ("text", "money"), [("500万元", Money(5e6, "CNY")), ("¥3", Money(3.0, "CNY")), ("2000 USD", Money(2000.0, "USD"))]
+)
+def test_a_budget_keeps_its_currency_through_the_record(text: str, money: Money) -> None:
+    read = run_file(goal={"budget": text}).goal.budget
+    assert read == money
+    written = run_file(goal={"budget": text}).model_dump_json()
+    assert RunFile.model_validate_json(written).goal.budget == money
+
+
+def test_an_hour_has_one_price() -> None:
+    assert run_file(cluster={"price": "¥20/GPU/h"}).cluster.hour_price == Money(20.0, "CNY")
+    assert run_file(cluster={"usd_per_accelerator_hour": 2.5}).cluster.hour_price == Money(2.5, "USD")
+    with pytest.raises(ValidationError, match="`price` and `usd_per_accelerator_hour` are one price"):
+        run_file(cluster={"price": "¥20/GPU/h", "usd_per_accelerator_hour": 2.5})
 
 
 def test_a_model_may_be_a_preset() -> None:
@@ -406,12 +426,57 @@ def test_accelerators_without_any_are_refused(nothing: object) -> None:
         run_file(resources={"accelerators": nothing})
 
 
-@pytest.mark.parametrize("name", ["微调", "обучение", "entraîné", "a b", "-a", "a" * 64])
-def test_a_name_that_is_refused_says_which_characters_are_accepted(name: str) -> None:
+def _refused_name(name: str) -> Any:
     with pytest.raises(ValidationError) as found:
         run_file(name=name)
-    error = found.value.errors()[0]["ctx"]["error"]
-    assert "invalid run name" in error.message and "`a-z`, `A-Z`, `0-9`" in error.hint
+    return found.value.errors()[0]["ctx"]["error"]
+
+
+@pytest.mark.parametrize("name", ["微调", "обучение", "entraîné", "訓練-7b", "हिन्दी", "ไทย", "训" * 63, "a" * 63])
+def test_a_run_has_a_name_in_any_script(name: str) -> None:
+    assert run_file(name=name).name == name
+
+
+def test_two_encodings_of_a_name_are_one_run() -> None:
+    composed, decomposed = (unicodedata.normalize(form, "entraîné") for form in ("NFC", "NFD"))
+    assert composed != decomposed
+    assert run_file(name=decomposed).name == run_file(name=composed).name == composed
+
+
+@pytest.mark.parametrize("name", ["a b", "-a", "_a", "a/b", "..", "", "a\0", "a\n", "a" * 64, "训" * 64, "\u0301a"])
+def test_a_name_that_is_refused_says_which_characters_are_accepted(name: str) -> None:
+    error = _refused_name(name)
+    assert "invalid run name" in error.message and "letters and digits of any script" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "character"),
+    [
+        ("a\u202eb", "U+202E RIGHT-TO-LEFT OVERRIDE"),
+        ("a\u2066b", "U+2066 LEFT-TO-RIGHT ISOLATE"),
+        ("a\u200bb", "U+200B ZERO WIDTH SPACE"),
+        ("a\u200db", "U+200D ZERO WIDTH JOINER"),
+        ("a\ufeffb", "U+FEFF ZERO WIDTH NO-BREAK SPACE"),
+        ("训练🚀", "U+1F680 ROCKET"),
+        ("训练　7b", "U+3000 IDEOGRAPHIC SPACE"),
+        ("a" + 8 * "\u0301", "U+0301 COMBINING ACUTE ACCENT"),
+        ("a\ud800", "U+D800"),
+    ],
+)
+def test_a_character_that_hides_or_stacks_is_named_and_not_printed(name: str, character: str) -> None:
+    error = _refused_name(name)
+    assert f"{character} is not a letter or digit" in error.message
+    assert not set(error.message) & set("\u202e\u2066\u200b\u200d\ufeff\ud800")
+
+
+def test_a_name_fits_into_a_file_name_with_its_number() -> None:
+    assert "has 252 bytes in UTF-8, more than 200" in _refused_name("\U00020000" * 63).message
+
+
+@given(st.text(max_size=80))
+def test_a_run_name_is_found_in_any_text(text: str) -> None:
+    name = name_from(text)
+    assert run_file(name=name).name == name
 
 
 TRAINER, SERVER = {"run": "train"}, {"run": "serve", "decides": False}

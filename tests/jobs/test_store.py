@@ -21,13 +21,14 @@ from tests.postgres import postgres_url
 from trainworks.errors import DamagedStoreError, EnvironmentProblem, UsageError
 from trainworks.jobs import database
 from trainworks.jobs.database import SqliteFile, set_aside
-from trainworks.jobs.job_row import Attempt, BilledAttempt, Billing, JobRow, Placement, billed_of_row
+from trainworks.jobs.job_row import Attempt, BilledAttempt, Billing, JobRow, Placement, billed_of_row, billing_of
 from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.jobs.migrations import VERSION
 from trainworks.jobs.migrations.versions import v0001_jobs, v0002_cluster
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.exit_code import End
+from trainworks.units import Money
 
 SPEC = JobSpec(
     run_id="demo-1",
@@ -116,14 +117,22 @@ def test_a_billed_attempt_has_all_that_its_job_holds_and_who_pays(store: JobStor
     job = store.add(SPEC, run_dir="/runs/demo-1", owner="ada", engine="slurm", now=1.5, cluster=cluster)
     store.start(job, (Placement("node1", 2.0), Placement("node2", 3.0)), now=3.0)
     store.move(job.id, JobState.FAILED, now=9.0)
-    assert store.billed_attempts() == [BilledAttempt(job.id, "ada", Billing("vision", 2.0), 1, 3.0, 9.0, 5.0, 16)]
+    assert store.billed_attempts() == [
+        BilledAttempt(job.id, "ada", Billing("vision", Money(2.0, "USD")), 1, 3.0, 9.0, 5.0, 16)
+    ]
 
 
 def test_an_attempt_costs_what_it_has_held_so_far() -> None:
-    running = BilledAttempt(1, "ada", Billing("", 2.0), 1, 3600.0, None, 5.0, 16)
-    assert (running.usd(1.5 * 3600.0), running.usd(0.0)) == (16.0, 0.0)
-    assert replace(running, ended_at=2 * 3600.0).usd(9 * 3600.0) == 32.0
-    assert replace(running, billing=Billing()).usd(9 * 3600.0) is None
+    running = BilledAttempt(1, "ada", Billing("", Money(2.0, "CNY")), 1, 3600.0, None, 5.0, 16)
+    assert [running.cost(at) for at in (1.5 * 3600.0, 0.0)] == [Money(16.0, "CNY"), Money(0.0, "CNY")]
+    assert replace(running, ended_at=2 * 3600.0).cost(9 * 3600.0) == Money(32.0, "CNY")
+    assert replace(running, billing=Billing()).cost(9 * 3600.0) is None
+
+
+def test_the_price_of_a_stored_job_keeps_its_currency() -> None:
+    assert billing_of('{"price": "20 CNY"}').hour_price == Money(20.0, "CNY")
+    assert billing_of('{"price": 2.5}').hour_price == Money(2.5, "USD")
+    assert billing_of("{}").hour_price is None
 
 
 def test_a_job_that_was_started_is_not_started_again(store: JobStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,16 @@ def test_a_run_with_the_value_of_a_secret_is_readable_by_its_user_alone(
     files = (run_dir.run_file, run_dir.resolved_file, run_dir.edited_file)
     assert [file.stat().st_mode & 0o777 for file in files] == [mode] * 3
     assert run_dir.read_resolved().run_file.envs == envs
+
+
+def test_a_run_with_a_name_in_another_script_is_found_in_either_encoding_of_its_letters(tmp_path: Path) -> None:
+    composed, decomposed = (unicodedata.normalize(form, "entraîné") for form in ("NFC", "NFD"))
+    run = create_run_dir(tmp_path, composed)
+    assert find_run(tmp_path, f"{decomposed}-1").path == find_run(tmp_path, decomposed).path == run.path
+    assert create_run_dir(tmp_path, "训练").run_id == "训练-1"
+    assert find_run(tmp_path, "训练").run_id == "训练-1"
+
+
+def test_the_longest_name_leaves_room_for_the_number_of_the_run(tmp_path: Path) -> None:
+    name = RunFile(name="训" * 63, run="true").name
+    assert create_run_dir(tmp_path, name).path.is_dir()

@@ -19,6 +19,7 @@ from trainworks.record.usage import NodeUsage
 from trainworks.report.runs.comparison import warmup_steps
 from trainworks.report.runs.part import format_amount
 from trainworks.report.wording import comparison_rows
+from trainworks.units import Money
 
 RunStart = Callable[..., Any]
 
@@ -225,8 +226,8 @@ def test_failures_count_over_all_submissions(start_run: RunStart) -> None:
 def test_ranks_on_cpus_have_no_price(start_run: RunStart) -> None:
     resolved = priced(start_run().launch()).run_dir.read_resolved()
     on_cpus = resolved.processes.model_copy(update={"device": "cpu"})
-    assert resolved.usd_per_hour == 4
-    assert resolved.model_copy(update={"processes": on_cpus}).usd_per_hour is None
+    assert resolved.hour_price == Money(4.0, "USD")
+    assert resolved.model_copy(update={"processes": on_cpus}).hour_price is None
 
 
 @pytest.mark.parametrize(

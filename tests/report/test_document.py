@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from tests.report.test_html import HOSTILE, parsed
@@ -193,3 +194,13 @@ def test_what_is_no_result_cannot_be_shown() -> None:
 def test_a_plot_of_nothing_is_left_out(plot: Any) -> None:
     assert plot.picture() is None
     assert "<figure" not in render_page(document(plot))
+
+
+def test_a_column_of_names_in_wide_letters_is_as_straight_as_one_of_narrow_ones() -> None:
+    rows = [["训练-7b-1", "RUNNING"], ["stdlib-lm-1", "FAILED"], ["обучение-12", "QUEUED"], ["ﾃｽﾄ-1", "STOPPED"]]
+    for ruled in (False, True):
+        table = Table([Column("run"), Column("state")], rows, ruled=ruled)
+        lines = render_text(Document("Jobs", "jobs", [Section("", [table])]), width=60).splitlines()
+        begins = [cell_len(line[: line.index(state)]) for line in lines for _, state in rows if state in line]
+        assert len(begins) == len(rows)
+        assert len(set(begins)) == 1

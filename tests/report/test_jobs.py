@@ -18,6 +18,7 @@ from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.report.jobs import detail_document, list_document
+from trainworks.units import Money
 
 
 @contextmanager
@@ -76,5 +77,5 @@ def test_a_job_with_roles_has_held_what_each_of_them_requests(accelerators: int,
     cores = [8.0, 1.0, 1.0] if places == 3 else [10.0]
     on = tuple(Placement(f"node{number}", count, ()) for number, count in enumerate(cores))
     attempt = Attempt(job_id=1, number=1, started_at=1000.0, end=End(JobState.SUCCEEDED, at=4600.0), placement=on)
-    document = detail_document(job, [attempt], price=2.0, code=None, failure=(), now=9000.0)
+    document = detail_document(job, [attempt], price=Money(2.0, "USD"), code=None, failure=(), now=9000.0)
     assert f"'{held}'" in repr(document.sections[0].blocks[0])

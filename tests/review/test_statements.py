@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from trainworks.numerals import ascii_width
 from trainworks.review import rules
 from trainworks.review.readers.hardware import parts_in, subjects_of
-from trainworks.review.readers.quantities import Kind, ascii_width, quantities_in
+from trainworks.review.readers.quantities import Kind, quantities_in
 from trainworks.review.readers.statements import Statement, read_pattern, statements_in, vocabulary
 
 

@@ -16,11 +16,13 @@ from trainworks.api.inputs import (
     check_settings,
     cluster_argument,
     described_run,
+    money,
     quantity,
 )
 from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.catalog import assumption, find_row, load_catalog
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.exchange import exchange_for, usd_of
 from trainworks.catalog.facts import Offer
 from trainworks.catalog.prices import PriceTable, parse_prices
 from trainworks.config.load import NO_SETTINGS, Settings
@@ -37,7 +39,7 @@ from trainworks.plan.job import unit_of
 from trainworks.plan.sizing.candidates import your_price
 from trainworks.plan.sizing.finish import TRIALS, simulated_finish
 from trainworks.plan.trace import Traced, computed, fact
-from trainworks.units import parse_duration, parse_usd
+from trainworks.units import Money, parse_duration
 
 USUAL_HOURS_PER_YEAR = 5000.0
 
@@ -59,7 +61,7 @@ def cost(
     spot_life: Quantity | None = None,
     assume: Assumptions = (),
 ) -> CostReport:
-    """Price a run, or a year on a cluster, in US dollars.
+    """Price a run, or a year on a cluster, in the currency of its budget or of a price that is given, else US dollars.
 
     Args:
         run: a run file, or its path; a year on the cluster `on` without one.
@@ -67,11 +69,11 @@ def cost(
         on: description of the cluster.
         prices: offers from a CSV file, or `skypilot`; those of the catalogue when left out.
         hours_per_year: hours of training in a year on an owned cluster; 5,000 when left out.
-        server_price: USD for a node.
+        server_price: of a node, `350000 USD` or `250万元`, or a number in USD.
         electricity: USD per kWh.
         pue: power of the building over that of the nodes.
         years: years of use of an owned cluster.
-        salary: USD for a year of one person.
+        salary: of a year of one person, in the same forms.
         colocation: place an owned cluster in a rented data centre.
         grid: country or cloud region of the electricity.
         spot_life: mean time to preemption of a spot job.
@@ -85,12 +87,14 @@ def cost(
     >>> year.title
     'A year of DGX H100: 6,000 hours of training, in US dollars'
     """
-    given = parse_assumptions(assume) | _replacements(
+    assumed = parse_assumptions(assume)
+    of_server, of_staff = money("server_price", server_price, zero=True), money("salary", salary, zero=True)
+    given = assumed | _replacements(
         electricity=("electricity", electricity),
         pue=("PUE", pue),
         years=("years of use", years),
-        server_price=("server price", quantity("server_price", server_price, parse_usd, zero=True)),
-        salary=("salary", quantity("salary", salary, parse_usd, zero=True)),
+        server_price=("server price", usd_of(of_server, assumed)),
+        salary=("salary", usd_of(of_staff, assumed)),
         spot_life=("spot life", quantity("spot_life", spot_life, parse_duration, zero=True)),
     )
     with argument("spot_life"):
@@ -99,7 +103,8 @@ def cost(
         grid_row = find_row(grid or AVERAGE_GRID, "grids")
     table, yearly = read_prices(prices), _hours_per_year(hours_per_year)
     check_settings(run, settings)
-    paid = None if run is None else _paid_run(run, on, settings)
+    paid = None if run is None else _paid_run(run, on, settings, given)
+    exchange = exchange_for(*(paid.said if paid else ()), of_server, of_staff, given=given)
     if paid is None and on is None:
         raise UsageError("nothing to price: no run file and no cluster", hint='describe a cluster: `--on "DGX H100"`')
     cluster = paid.cluster if paid else cluster_argument(on or "")
@@ -114,17 +119,22 @@ def cost(
         held=paid.held if paid else None,
         own_price=paid.own_price if paid and not (given or colocation or hours_per_year) else None,
     )
-    title = f"A year of {cluster.name}: {yearly.value:,.0f} hours of training, in US dollars"
+    title = f"A year of {cluster.name}: {yearly.value:,.0f} hours of training, in {exchange.name}"
     if paid is not None:
-        title = f"{paid.name} on {cluster.name}: {paid.hours.value:,.3g} hours, in US dollars"
+        title = f"{paid.name} on {cluster.name}: {paid.hours.value:,.3g} hours, in {exchange.name}"
     return CostReport(
         title=title,
         comparison=comparison,
         grid=grid_row.name,
         count=paid.count if paid else None,
         noun=paid.noun if paid else "tokens",
-        sentences=tuple(sentences_of(comparison, paid.budget_usd if paid else None)),
-        notes=(*notes_of(comparison, table.offers, given, is_run=paid is not None), *table.notes),
+        sentences=tuple(sentences_of(comparison, usd_of(paid.said[0], given) if paid else None, exchange)),
+        notes=(
+            *notes_of(comparison, table.offers, given, is_run=paid is not None, money=exchange),
+            *exchange.notes,
+            *table.notes,
+        ),
+        exchange=exchange,
     )
 
 
@@ -156,14 +166,15 @@ class _PaidRun:
     noun: str
     offers: tuple[Offer, ...]
     """The price of an accelerator hour in the run file, if there is one."""
-    budget_usd: float | None
+    said: tuple[Money | None, Money | None]
+    """Budget and price of an accelerator hour, where the run file has them."""
     held: ClusterDescription | None
     """All of your own cluster, of which the run may leave nodes idle; None for a rented one."""
     own_price: Traced | None
     """An hour of an accelerator of it by the run file."""
 
 
-def _paid_run(run: RunInput, on: str | None, settings: Settings) -> _PaidRun:
+def _paid_run(run: RunInput, on: str | None, settings: Settings, given: Mapping[str, float]) -> _PaidRun:
     run_file, source = described_run(run, on, task="a run is priced", settings=settings)
     plan = plan_cluster(run_file.model_copy(update={"goal": Goal()}), source)
     best, workload = plan.best[0], run_file.workload
@@ -179,7 +190,7 @@ def _paid_run(run: RunInput, on: str | None, settings: Settings) -> _PaidRun:
     )
     noun = unit_of(plan.job.shape)
     length = 1 if workload is None or noun != "tokens" else workload.data.sequence_length
-    usd, is_own = run_file.cluster.usd_per_accelerator_hour, run_file.cluster.contract == "own"
+    usd, is_own = usd_of(run_file.cluster.hour_price, given), run_file.cluster.contract == "own"
     node, priced_in = plan.job.cluster.node, f"{written}: cluster.usd_per_accelerator_hour"
     instance = node.name if node is not None and node.kind == "instance" else None
     return _PaidRun(
@@ -189,7 +200,7 @@ def _paid_run(run: RunInput, on: str | None, settings: Settings) -> _PaidRun:
         count=fact("work", plan.steps * plan.global_batch * length, "", source=f"`{written}`"),
         noun=noun,
         offers=() if usd is None or is_own else (your_price(instance, plan.job.cluster, usd, priced_in),),
-        budget_usd=run_file.goal.budget,
+        said=(run_file.goal.budget, run_file.cluster.hour_price),
         held=described_cluster(run_file, source) if is_own else None,
         own_price=fact("own price", usd, "USD/h", source=f"`{written}`") if usd is not None and is_own else None,
     )
@@ -222,6 +233,7 @@ LIMITS: dict[str, tuple[float, float]] = {
     "years of use": (0.1, 50.0),
     "committed-use discount": (0.0, 0.99),
     "committed term": (0.0, 87600.0),
+    "CNY per USD": (1.0, 100.0),
     "spot life": (1.0, 1e9),
     "spot save": (0.001, 1e6),
     "spot restart": (0.0, 1e6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from trainworks.config.run_file import Cluster, RunFile
 from trainworks.config.source import Source
 from trainworks.config.stack import is_stack_file
 from trainworks.errors import ArgumentError, RunFileError, UsageError
-from trainworks.units import parse_duration, parse_share
+from trainworks.units import Money, parse_duration, parse_share
 
 RunInput = RunFile | Path | str
 """A run file, or its path."""
@@ -106,8 +107,7 @@ def on_cluster(run_file: RunFile, on: str | None) -> RunFile:
     if on is None:
         return run_file
     cluster_argument(on)
-    price = run_file.cluster.usd_per_accelerator_hour
-    cluster = Cluster(engine="described", of=on, usd_per_accelerator_hour=price)
+    cluster = Cluster(engine="described", of=on, price=run_file.cluster.hour_price)
     return run_file.model_copy(update={"cluster": cluster})
 
 
@@ -167,6 +167,15 @@ def quantity(name: str, value: Quantity | None, parse: Callable[[str], float], *
         least = "must not be negative" if zero else "must be greater than 0"
         raise ArgumentError(f"`{value}` {least}", argument=name)
     return number
+
+
+def money(name: str, value: Quantity | None, *, zero: bool = False) -> Money | None:
+    """Read an amount of money: `"50000 USD"`, `"500万元"`, or a number in US dollars; errors as of `quantity`."""
+    if value is None:
+        return None
+    with argument(name):
+        amount = Money.parse(value) if isinstance(value, str) else Money(float(value), "USD")
+    return dataclasses.replace(amount, amount=quantity(name, amount.amount, float, zero=zero) or 0.0)
 
 
 def seconds(name: str, value: Quantity | None, *, zero: bool = False) -> float | None:

@@ -25,6 +25,7 @@ from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import find_run as find_run_dir
 from trainworks.recover.restarts import Life, lives_of
 from trainworks.system import user_id
+from trainworks.units import Money
 
 if TYPE_CHECKING:
     from trainworks.backends.backend import Backend
@@ -237,12 +238,11 @@ class Job:
         return self.backend()
 
     @property
-    def usd_per_accelerator_hour(self) -> float | None:
-        """Price in the run file, if it gives one."""
+    def hour_price(self) -> Money | None:
+        """Price of an accelerator hour in the run file, if it gives one."""
         from trainworks.backends.registry import cluster_of_job  # noqa: PLC0415, as in `_follow`
 
-        cluster = cluster_of_job(self.row)
-        return cluster.usd_per_accelerator_hour if cluster else None
+        return cluster.hour_price if (cluster := cluster_of_job(self.row)) else None
 
     @property
     def kept_code(self) -> KeptCode | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from trainworks.api.inputs import Quantity, RunInput, check_settings, cluster_argument, load_run, quantity
+from trainworks.api.inputs import Quantity, RunInput, check_settings, cluster_argument, load_run, money, quantity
 from trainworks.api.planning.described import plan_cluster
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.exchange import exchange_for, usd_of
 from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.recovery import Goal
 from trainworks.config.run_file import RunFile
@@ -25,7 +26,6 @@ from trainworks.plan.network.traffic import PLACEMENTS, Placement, effective_clu
 from trainworks.plan.search import search_layouts
 from trainworks.plan.sizing.facility import nodes_per_rack as usual_nodes_per_rack
 from trainworks.plan.sizing.facility import purchase_of, room_lines
-from trainworks.units import parse_usd
 
 
 def network(
@@ -85,11 +85,14 @@ def network(
         plan = plan_cluster(run_file.model_copy(update={"goal": Goal()}), source, cluster=free)
     # of the job's fastest layout; usual sizes without a job, or where it sends none over the network
     messages = (messages_of_job(plan.job, plan.best[0]) if plan else []) or usual_messages(design.cluster)
+    said = {"switch": switch_price, "cable": cable_price, "transceiver": transceiver_price, "nic": nic_price}
+    each = {part: money(f"{part}_price", price, zero=True) for part, price in said.items()}
     prices = NetworkPrices(
-        switch_usd=quantity("switch_price", switch_price, parse_usd, zero=True),
-        cable_usd=quantity("cable_price", cable_price, parse_usd, zero=True),
-        transceiver_usd=quantity("transceiver_price", transceiver_price, parse_usd, zero=True),
-        nic_usd=quantity("nic_price", nic_price, parse_usd, zero=True),
+        switch_usd=usd_of(each["switch"]),
+        cable_usd=usd_of(each["cable"]),
+        transceiver_usd=usd_of(each["transceiver"]),
+        nic_usd=usd_of(each["nic"]),
+        exchange=exchange_for(*each.values()),
         switch_power_w=switch_power,
     )
     power = power_of_switches(design, prices)

@@ -10,18 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from trainworks.agent.environments.files import with_image
 from trainworks.api.inputs import read_tasks
 from trainworks.catalog.explaining import explaining_names
-from trainworks.config.load import NO_SETTINGS, Settings, name_from, with_settings
+from trainworks.config.load import NO_SETTINGS, Settings, with_settings
 from trainworks.config.run_description import is_run_description, parse_tasks
 from trainworks.config.run_file import RunFile
 from trainworks.config.skypilot_task import changed_elsewhere
 from trainworks.config.slurm.sbatch import BatchSource
 from trainworks.config.source import Source
-from trainworks.config.spec import RUN_NAME_HINT, RunName
+from trainworks.config.spec import FieldError, name_from, run_name
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import jobset, shell, skypilot
 from trainworks.jobs.formats.manifest import KubernetesJob, to_yaml
@@ -224,9 +222,9 @@ def _request_of(tasks: Sequence[tuple[RunFile, Source]]) -> AnyRequest:
 
 def _checked(name: str) -> str:
     try:
-        return TypeAdapter(RunName).validate_python(name)
-    except ValidationError:
-        raise UsageError(f"invalid run name `{name}`", hint=RUN_NAME_HINT) from None
+        return run_name(name)
+    except FieldError as error:
+        raise UsageError(str(error), hint=error.hint) from None
 
 
 def jobs_of(request: AnyRequest, indexes: str | None = None) -> list[RunRequest]:

@@ -18,8 +18,8 @@ from trainworks.api.inputs import (
     argument,
     check_number,
     load_run,
+    money,
     no_progress,
-    quantity,
     seconds,
     share,
 )
@@ -30,6 +30,7 @@ from trainworks.api.sizing.reliability import may_meet
 from trainworks.backends.registry import backend_class
 from trainworks.catalog.catalog import find_row, has, load_catalog, system
 from trainworks.catalog.catalog import processor as find_processor
+from trainworks.catalog.exchange import exchange_for, usd_of
 from trainworks.catalog.facts import PYTORCH_VENDORS
 from trainworks.config.load import NO_SETTINGS, Settings
 from trainworks.config.run_file import RunFile
@@ -58,7 +59,6 @@ from trainworks.plan.sizing.result import (
     least_usd,
     may_afford,
 )
-from trainworks.units import format_usd, parse_usd
 
 CONTRACTS = (*RENTAL_CONTRACTS, "own")
 _USUAL_HOURS_PER_YEAR = 5000.0
@@ -103,7 +103,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         run: a run file, or its path; a list of them shares one cluster.
         settings: other values by key of the run file: `{"optimizer.lr": 1e-4}`; text is read as YAML.
         deadline: time until the run is done; the goal of the run file when left out.
-        budget: USD for the run; the goal of the run file when left out.
+        budget: for the run, `50000 USD` or `500万元`, or a number in USD; the goal of the run file when left out.
         confidence: least chance of meeting the deadline.
         only: names of the accelerators or nodes to consider; all when empty.
         node: descriptions of nodes to consider instead of those of the catalogue: `8x A100-SXM-80GB over 8x HDR`.
@@ -142,6 +142,7 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         if not offers:
             hint = "the catalogue knows no certificates: give `prices` a table with the column `compliance`"
             raise ArgumentError(f"no offer states `{rule}`", argument="require", hint=hint)
+    given = parse_assumptions(assume)
     wanted = _contract_names(names, owned=hours_per_year is not None or bool(descriptions))
     common = {
         "offers": offers,
@@ -151,20 +152,22 @@ def size(  # type: ignore[misc]  # the overloads leave the options to this signa
         "contracts": wanted,
         "hours_per_year": hours_per_year or _USUAL_HOURS_PER_YEAR,
         "largest": largest or _USUAL_LARGEST,
-        "given": parse_assumptions(assume),
+        "given": given,
         "seed": seed,
         "learning": not without_learning,
     }
 
     def request(run_file: RunFile, source: Source | None) -> SizingRequest:
+        paid = money("budget", budget) or run_file.goal.budget
         goal = SizingGoal(
             deadline_s=seconds("deadline", deadline) or run_file.goal.deadline,
-            budget_usd=quantity("budget", budget, parse_usd) or run_file.goal.budget,
+            budget_usd=usd_of(paid, given),
+            exchange=exchange_for(paid, run_file.cluster.hour_price, given=given),
             confidence=share("confidence", confidence) or 0.0,
             spot="spot" in names,
             to_buy=names == ("own",),
         )
-        price = run_file.cluster.usd_per_accelerator_hour
+        price = usd_of(run_file.cluster.hour_price, given)
         with argument("node"):
             nodes = tuple(described_node(text, price) for text in descriptions)
         is_there = run_file.cluster.engine not in ("local", "described") and run_file.cluster.of is not None
@@ -244,15 +247,17 @@ def _unmet(alternatives: list[Alternative], goal: SizingGoal) -> EnvironmentProb
     to_buy = " to buy" if goal.to_buy else ""
     chance = f"with a chance of {surest.chance(goal):.0%} " if goal.deadline_s else ""
     others = (
-        ""
-        if surest is cheapest
-        else (f"the surest is {surest.name} {chance}for {surest.price_usd(goal):,.0f} USD{to_buy}, ")
+        "" if surest is cheapest else (f"the surest is {surest.name} {chance}for {_rounded(surest, goal)}{to_buy}, ")
     )
     return EnvironmentProblem(
         f"none of {len(alternatives)} alternatives meets the goal; {others}the cheapest is {cheapest.name} for "
-        f"{cheapest.price_usd(goal):,.0f} USD{to_buy}",
+        f"{_rounded(cheapest, goal)}{to_buy}",
         hint="allow more time, more money, more nodes (`--largest`) or a smaller `--confidence`",
     )
+
+
+def _rounded(alternative: Alternative, goal: SizingGoal) -> str:
+    return f"{alternative.price_usd(goal) * goal.exchange.per_usd:,.0f} {goal.exchange.currency}"
 
 
 def _alternatives(request: SizingRequest, plans: PlanCache, progress: Progress) -> SizedAlternatives:
@@ -293,10 +298,10 @@ def _affordable(
     reason = "its accelerators at their peak already cost more than the budget"
     skipped += [Skipped(node, reason) for node in priced if node in too_dear]
     if priced and len(too_dear) == len(priced):
-        node = min(priced, key=lambda name: priced[name])
+        node, money_text = min(priced, key=lambda name: priced[name]), request.goal.exchange.format
         raise EnvironmentProblem(
-            f"a budget of {format_usd(budget_usd)} is too small: even at the peak of its accelerators the cheapest "
-            f"kind of node, {node}, costs {format_usd(priced[node])}",
+            f"a budget of {money_text(budget_usd)} is too small: even at the peak of its accelerators the cheapest "
+            f"kind of node, {node}, costs {money_text(priced[node])}",
             hint="allow more money, or leave `--budget` out to see what the run costs",
         )
     return [each for each in nodes if each.node not in too_dear]

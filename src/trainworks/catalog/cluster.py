@@ -7,6 +7,8 @@
     4 nodes of 8x A100-SXM-80GB over 8x HDR       accelerators and NICs of a node
     3 nodes of 8x H100 over 4x 200 Gb/s           a NIC without a name
 
+    64张H800, 2台8卡H100, 1.6万张H800             the same with Chinese numbers and counters
+
 The `x` behind a count may be left out. `over` may follow any of them and replaces the NICs of a node: a network without
 a count (`over HDR`) is that of every NIC of the node; a bandwidth (`over 200 Gb/s`, `over 100GbE`) or TCP without a
 count is that of the whole node. `with SHARP` counts on switches that reduce. `at 4:1`, or `4:1` alone, is the
@@ -31,6 +33,7 @@ from trainworks.catalog.catalog import (
 from trainworks.catalog.cluster_words import (
     AS_USUAL,
     COUNTED,
+    COUNTERS,
     NIC_NOTE,
     UNNAMED,
     NodeFabric,
@@ -40,6 +43,8 @@ from trainworks.catalog.cluster_words import (
     name_of,
     nic_bytes_per_s,
     read_count,
+    read_digits,
+    unit_of,
     unreadable,
     without_switching,
 )
@@ -53,10 +58,12 @@ from trainworks.units import byte_rate_note, parse_bandwidth
 _NODE_WORDS = ("node", "server", "machine", "host")
 _LONGEST = 200
 """Longest description, in characters."""
-_DEVICES = re.compile(r"\s+(?:gpus?|cards?|accelerators?)$", re.IGNORECASE)
+_DEVICES = re.compile(r"(?:\s+(?:gpus?|cards?|accelerators?)|\s*(?:显卡|加速卡|卡))$", re.IGNORECASE)
 
 _TEXT = re.compile(
-    r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|servers?|machines?|hosts?|racks?|pods?|systems?)\s+of\s+|\s(?=[a-z])))?(?P<what>.+?)"
+    r"(?:(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|(?P<unit>nodes?|servers?|machines?|hosts?|racks?|pods?|systems?)\s+of\s+|"
+    + "|".join(rf"(?P<{unit}>{pattern})的?\s*" for unit, pattern in COUNTERS.items())
+    + r"|\s(?=[a-z])))?(?P<what>.+?)"
     r"(?:\s+over\s+(?P<over>.+?))?",
     re.IGNORECASE,
 )
@@ -235,13 +242,13 @@ def parse_cluster(text: str) -> ClusterDescription:
     """
     if len(text) > _LONGEST:
         raise unreadable(f"{text[:40]}...", f"it has {len(text)} characters, more than {_LONGEST}")
-    hardware, switching = without_switching(text)
+    hardware, switching = without_switching(read_digits(text))
     match = _TEXT.fullmatch(hardware)
     if match is None:
         raise unreadable(text, "it is empty")
     count = read_count(text, match["count"], "accelerators")
     what, remarks = _strip_remarks(match["what"].strip())
-    num_nodes, named = _nodes(text, count, what, unit=(match["unit"] or "").lower().rstrip("s"))
+    num_nodes, named = _nodes(text, count, what, unit=unit_of(match))
     named.notes[:0] = remarks
     fabric = None
     if match["over"]:
@@ -266,7 +273,11 @@ def _nodes(text: str, count: int, what: str, *, unit: str) -> tuple[int, _NamedN
     """Number and kind of the nodes of a system, a node, `8x ACCELERATOR` or an accelerator, counted in this unit."""
     if has("systems", what):
         return _nodes_of_systems(text, count, what, unit)
-    if unit not in ("", *_NODE_WORDS):
+    if unit == "card" and has("nodes", what):
+        raise UsageError(
+            f"`{text}` counts accelerators, and {what} is a node", hint=f"write `{count}台 {what}` for so many"
+        )
+    if unit not in ("", "card", *_NODE_WORDS):
         raise UsageError(
             f"`{what}` is not sold as a {unit}", hint=f"count its nodes: `N nodes of {what}`; a `GB200 NVL72` is a rack"
         )

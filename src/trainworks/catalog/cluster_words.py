@@ -11,6 +11,7 @@ from trainworks.catalog.facts import Accelerator, Node
 from trainworks.config.limits import check_limit
 from trainworks.config.spec import Frozen
 from trainworks.errors import QuantityError, UsageError
+from trainworks.numerals import with_digits
 from trainworks.units import format_bytes, parse_bandwidth
 
 FORMS = (
@@ -27,7 +28,24 @@ _RATIO = re.compile(
     re.IGNORECASE,
 )
 _LARGEST_RATIO = 64.0
-COUNTED = re.compile(r"(?P<count>\d[\d_]*)\s*(?:[x\u00d7]\s*|\s(?=[a-z]))(?P<what>.+)", re.IGNORECASE)
+COUNTED = re.compile(
+    r"(?P<count>\d[\d_]*)\s*(?:(?:[x\u00d7张块颗片个]|卡机?)\s*|\s(?=[a-z]))(?P<what>.+)", re.IGNORECASE
+)
+COUNTERS = {
+    "node": r"台(?:服务器|机器|节点)?|个?节点",
+    "rack": r"个?机柜|柜",
+    "card": r"[张块颗片卡]",
+}
+"""Patterns of the Chinese counters, by the English unit that they stand for."""
+_GUESSES = {
+    r"(?<![台\d])(?<!台\s)\d+\s*[张块颗片卡]机": (
+        "may be one machine with so many accelerators, or so many machines",
+        "both numbers, `2台8卡H100`",
+    ),
+    "[双四]路": ("counts the CPU sockets of a node", "its accelerators, `2台8卡H100`"),
+    r"[几数上近]\s*[十百千万亿]": ("is not a certain number", "the number, `64张H800`"),
+}
+"""Patterns of Chinese that a cluster could be guessed from, with the reason and what to write instead."""
 _NODES_WITHOUT_OF = re.compile(r"(?P<nodes>\d[\d_]*\s*nodes?)\s+(?!of\s)(?P<rest>.+)", re.IGNORECASE)
 
 NIC_NOTE = "a NIC of "
@@ -80,6 +98,28 @@ def name_of(num_nodes: int, node_name: str, fabric: NodeFabric | None, switching
     """A description of nodes, of the NICs that replace theirs, and of the switches."""
     nodes = "1 node" if num_nodes == 1 else f"{num_nodes} nodes"
     return f"{nodes} of {node_name}{f' over {fabric}' if fabric else ''}{switching}"
+
+
+def read_digits(text: str) -> str:
+    """The description with its Chinese numbers in digits.
+
+    Raises:
+        UsageError: it counts something that may be meant in two ways, such as 10卡机.
+
+    >>> read_digits("２台八卡 H100"), read_digits("1.6万张 H800")
+    ('2台8卡 H100', '16000张 H800')
+    """
+    written = with_digits(text)
+    for pattern, (why, instead) in _GUESSES.items():
+        if found := re.search(pattern, written):
+            raise UsageError(f"`{text}` does not describe a cluster: `{found[0]}` {why}", hint=f"write {instead}")
+    return written
+
+
+def unit_of(match: re.Match[str]) -> str:
+    """What the count of a description counts, `node`, `rack` or `card` for one; empty where it does not say."""
+    counter = next((unit for unit in COUNTERS if match[unit]), "")
+    return counter or (match["unit"] or "").lower().rstrip("s")
 
 
 def is_bandwidth(text: str) -> bool:

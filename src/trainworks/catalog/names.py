@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from difflib import SequenceMatcher
 
 _REMARK = re.compile(r"[(\[][^()\[\]]*[)\]]")
+_CHINESE = {"英伟达": "", "华为": "", "昇腾": "ascend"}
+"""Vendors and series in Chinese, as the names of the catalogue have them."""
 _SIMILAR = 0.5
 """Least similarity of a name that is suggested where the kind is known."""
 _SIMILAR_OF_ANY_KIND = 0.7
@@ -43,5 +45,11 @@ def without_remark(name: str) -> str:
 
 
 def normal_name(name: str) -> str:
-    """A name in small letters, without spaces and dashes, so that spellings of one name are equal."""
+    """A name in small letters, without spaces and dashes, so that spellings of one name are equal.
+
+    >>> normal_name("昇腾 910B"), normal_name("Ascend-910B")
+    ('ascend910b', 'ascend910b')
+    """
+    for chinese, english in _CHINESE.items():
+        name = name.replace(chinese, english)
     return "".join(letter for letter in name.lower() if letter not in " -_")

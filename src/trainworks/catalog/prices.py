@@ -6,6 +6,7 @@ A CSV with a header. The columns, in any order:
     accelerators       number that the price is for; 1 without a `node` is a price per accelerator
     on_demand_usd_h    dollars per hour for all of them; empty if not sold on demand
     spot_usd_h         of one zone; rows with the same name are the zones of one offer       optional
+    on_demand_cny_h, spot_cny_h    the same in yuan, instead of dollars
     name               of the offer; provider and node by default                            optional
     compliance         what the provider is certified for: `ISO 27001; HIPAA`                optional
     provider, node, region                                                                   optional
@@ -32,9 +33,11 @@ from itertools import chain
 from statistics import median
 
 from trainworks.catalog.catalog import accelerator, find_row, has, load_catalog, node
+from trainworks.catalog.exchange import usd_of
 from trainworks.catalog.facts import Offer
 from trainworks.catalog.row_files import kept_with_rows
 from trainworks.errors import UsageError
+from trainworks.units import Money
 
 _LONGEST_NAME = 60
 _COLUMNS = {"InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "SpotPrice", "Region"}
@@ -103,7 +106,8 @@ def parse_prices(lines: Iterable[str], *, name: str, cloud: str = "") -> PriceTa
         rows = ((reader.line_num, row) for row in reader)
         if set(header) >= _COLUMNS:
             return _read_skypilot(rows, name=name, cloud=cloud)
-        if missing := [column for column in _NEEDED if column not in header]:
+        known = {column.replace("_cny_", "_usd_") for column in header}
+        if missing := [column for column in _NEEDED if column not in known]:
             lacking = f"column `{missing[0]}` is" if len(missing) == 1 else f"columns {', '.join(missing)} are"
             others = "spot_usd_h, name, provider, node, region and compliance"
             hint = f"the header needs {', '.join(_NEEDED)}; {others} are optional"
@@ -239,8 +243,8 @@ def _own_listing(row: Mapping[str, str], part: str, *, place: str) -> _Listing:
         node=node or None,
         accelerator=part,
         accelerators=int(count),
-        on_demand_usd_h=_price(row["on_demand_usd_h"], place),
-        spot_usd_h=_price(row.get("spot_usd_h") or "", place),
+        on_demand_usd_h=_own_price(row, "on_demand", place),
+        spot_usd_h=_own_price(row, "spot", place),
         region=_printable(row.get("region") or ""),
         place=place,
         compliance=row.get("compliance") or "",
@@ -276,8 +280,17 @@ def _offers(listings: Iterable[_Listing]) -> Iterator[Offer]:
         )
 
 
+def _own_price(row: Mapping[str, str], contract: str, place: str) -> float | None:
+    """A price in USD from its column in dollars or in yuan."""
+    usd, cny = (_price(row.get(f"{contract}_{currency}_h") or "", place) for currency in ("usd", "cny"))
+    if usd is not None and cny is not None:
+        columns = f"`{contract}_usd_h` and `{contract}_cny_h`"
+        raise UsageError(f"{columns} are one price", place=place, hint="fill in one of the two")
+    return usd if cny is None else usd_of(Money(cny, "CNY"))
+
+
 def _price(text: str, place: str, not_offered: tuple[float, ...] = ()) -> float | None:
-    """A price in USD; None for an empty text, and for one that means that nothing is offered."""
+    """A price; None for an empty text, and for one that means that nothing is offered."""
     if not text.strip():
         return None
     try:
@@ -287,7 +300,7 @@ def _price(text: str, place: str, not_offered: tuple[float, ...] = ()) -> float 
     if price in not_offered:
         return None
     if not (math.isfinite(price) and price > 0):
-        hint = "write dollars per hour as a plain number, `55.04`; leave it empty if not for sale"
+        hint = "write an amount per hour as a plain number, `55.04`; leave it empty if not for sale"
         raise UsageError(f"`{_printable(text)}` is not a price", place=place, hint=hint)
     return price
 

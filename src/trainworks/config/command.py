@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -220,6 +220,9 @@ def check_keys_of_command(run_file: Any) -> None:
     if run_file.workload is not None and (metrics != type(metrics)() or trains is not None):
         key = "metrics" if trains is None else "trains"
         raise FieldError(f"`{key}` needs `run`: a workload measures itself, and says what it trains")
+    of_commands = ("setup", "framework", "workdir", "num_nodes")
+    if run_file.workload and (own := next((each for each in of_commands if getattr(run_file, each) is not None), None)):
+        raise FieldError(f"`{own}` needs `run`")
     if trains is not None:
         check_trained(trains.task, trains.train_for.unit, trains)
     refused = {
@@ -294,15 +297,21 @@ class JobRole(Spec):
     """Roles that must succeed before this one starts; the nodes of all roles are allocated together."""
 
 
-def check_roles(roles: Mapping[str, JobRole], beside: Sequence[str]) -> None:
-    """Check what the roles of a job are together; `beside` are keys of the whole job that each role has itself.
+def check_roles(run_file: Any) -> None:
+    """Check what the roles of a `RunFile` are together, and that no key of the whole job is what each role has itself.
 
     Raises:
         FieldError: no role decides, one waits for a role that does not exist, never ends, or waits for it, or a key
             of the whole job is set.
     """
+    roles: Mapping[str, JobRole] = run_file.roles
     if not roles:
         return
+    beside = [key for key in ("setup", "framework", "num_nodes", "resources", "trains") if getattr(run_file, key)]
+    cluster, others = run_file.cluster, {"cluster.of": run_file.cluster.of, "job.min_nodes": run_file.job.min_nodes}
+    beside += ["cluster.nodes"] if cluster.nodes != 1 and cluster.engine != "ssh" else []  # which counts its hosts
+    beside += ["cluster.processes_per_node"] if cluster.processes_per_node != "auto" else []
+    beside += [key for key, value in others.items() if value is not None]
     for key in beside:
         own = key.removeprefix("cluster.").replace("num_nodes", "nodes")
         hint = f"write it as `roles.{next(iter(roles))}.{own}`" if own in JobRole.model_fields else f"remove `{key}`"

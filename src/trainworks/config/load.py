@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from trainworks.config.manifests.reading import FILL_IN
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, ignored_keys, is_task, read_task
 from trainworks.config.source import FieldPath, Source, parse_value, read_text
-from trainworks.config.spec import FieldError
+from trainworks.config.spec import FieldError, name_from
 from trainworks.errors import RunFileError, TrainworksError, UsageError, suggest
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -163,11 +162,6 @@ def load_model(path: Path, model: type[Model], what: str) -> tuple[Model, Source
         return model.model_validate(data), source
     except ValidationError as error:
         raise RunFileError(list(problems_of(error, data, source, model))) from None
-
-
-def name_from(text: str) -> str:
-    """A valid run name made of any text; `command` if no character of it can be used."""
-    return re.sub("[^A-Za-z0-9]", "-", text.lstrip("._-")).strip("-")[:60] or "command"
 
 
 def problems_of(

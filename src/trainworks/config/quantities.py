@@ -7,18 +7,26 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    WithJsonSchema,
+    model_serializer,
+    model_validator,
+)
 
 from trainworks.config.limits import check_limit
 from trainworks.config.spec import FieldError, Spec
 from trainworks.errors import QuantityError, UsageError
-from trainworks.units import parse_bytes, parse_counted, parse_duration, parse_share, parse_usd
+from trainworks.units import Money, parse_bytes, parse_counted, parse_duration, parse_share
 
 _MAX_WINDOW_STEPS = 50
 
 
-def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
-    """A validator that reports a text which cannot be parsed as an error of its field."""
+def _field(parse: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The parser with errors of its field for a text that it cannot read."""
 
     def validate(value: Any) -> Any:
         try:
@@ -26,7 +34,12 @@ def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
         except UsageError as error:
             raise FieldError(error.message, hint=error.hint) from None
 
-    return BeforeValidator(validate)
+    return validate
+
+
+def _parsed(parse: Callable[[Any], Any]) -> BeforeValidator:
+    """A validator that reports a text which cannot be parsed as an error of its field."""
+    return BeforeValidator(_field(parse))
 
 
 def _duration(value: Any) -> float:
@@ -75,13 +88,33 @@ SizeBytes = Annotated[
 """Size as text, `110 kB` or `8 KiB`; an integer is in bytes."""
 
 
-BudgetUsd = Annotated[
-    float,
-    _parsed(lambda value: value if isinstance(value, float) else parse_usd(value)),
-    Field(gt=0),
-    WithJsonSchema({"type": "string", "examples": ["2000 USD", "1.5M USD"]}),
+def _money(parse: Callable[[Any], Money]) -> Callable[[Any], Money]:
+    def read(value: Any) -> Money:
+        money = value if isinstance(value, Money) else Money(value, "USD") if isinstance(value, float) else parse(value)
+        if money.amount <= 0:
+            raise QuantityError(f"`{value}` is not an amount above 0", hint="write it like `2000 USD`")
+        return money
+
+    return read
+
+
+_MONEY_AS_TEXT = PlainSerializer(lambda money: money.amount if money.currency == "USD" else str(money))
+Budget = Annotated[
+    Money,
+    PlainValidator(_field(_money(Money.parse))),
+    _MONEY_AS_TEXT,
+    WithJsonSchema({"type": "string", "examples": ["2000 USD", "1.5M USD", "500万元"]}),
 ]
-"""Amount as text, `2000 USD` or `1.5M USD`; a float is in dollars."""
+"""Amount as text, `2000 USD`, `1.5M USD`, `500万元` or `3.2 CNY`; a float is in dollars."""
+
+
+HourPrice = Annotated[
+    Money,
+    PlainValidator(_field(_money(Money.parse_per_hour))),
+    _MONEY_AS_TEXT,
+    WithJsonSchema({"type": "string", "examples": ["2.5 USD", "¥20/GPU/h"]}),
+]
+"""Price of an accelerator hour as text, `2.5 USD` or `¥20/GPU/h`; a float is in dollars."""
 
 
 class _Counted(Spec):

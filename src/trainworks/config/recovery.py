@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.config.quantities import (
     AutoDurationS,
-    BudgetUsd,
+    Budget,
     CheckpointInterval,
     CheckpointIntervalField,
     DurationS,
@@ -73,8 +73,9 @@ class Goal(Spec):
 
     deadline: DurationS | None = None
     """Longest acceptable time from the first launch to the last step; a resume does not start it anew."""
-    budget: BudgetUsd | None = None
-    """Highest cost of the run; needs the price of an accelerator hour."""
+    budget: Budget | None = None
+    """Highest cost of the run, `2000 USD` or `500万元`; needs the price of an accelerator hour. Reports are in its
+    currency, by the rate of the catalogue."""
     every: DurationS | None = None
     """Interval between starts of such a run, if `trainworks size` plans for several teams; once by default."""
     wait: DurationS | None = None

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.config.load import NO_SETTINGS, Settings, name_from, parse_run_file, problems_of, with_settings
+from trainworks.config.load import NO_SETTINGS, Settings, parse_run_file, problems_of, with_settings
 from trainworks.config.manifests.kinds import read_job, read_jobset, read_pytorchjob, read_trainjob
 from trainworks.config.manifests.leader_workers import read_leader_worker_set
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
@@ -32,6 +32,7 @@ from trainworks.config.manifests.reading import Handler, ManifestReading, Manife
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.config.source import FieldPath, Source, read_text, split_documents
+from trainworks.config.spec import name_from
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
 _HEADER = ("name", "execution", "primary_tasks", "termination_delay")

@@ -26,13 +26,14 @@ from trainworks.config.limits import check_limit, up_to
 from trainworks.config.model import Model
 from trainworks.config.notify import Notifications, notifications_from_list
 from trainworks.config.optimizer import Optimizer
-from trainworks.config.quantities import StepWindowField, TrainForField
+from trainworks.config.quantities import HourPrice, StepWindowField, TrainForField
 from trainworks.config.recovery import Checkpoint, Goal, Guard, Recover
 from trainworks.config.software import TrainingSoftware, software_from_text
 from trainworks.config.spec import CallbackClass, FieldError, PathText, RunName, Spec
 from trainworks.config.track import ScriptMetrics, Track, TrackerName, trackers_from_list
 from trainworks.errors import UsageError
 from trainworks.masking import is_secret
+from trainworks.units import Money
 
 
 class Workload(Spec):
@@ -184,6 +185,8 @@ class Cluster(Spec):
     the variables that NCCL needs on its network."""
     usd_per_accelerator_hour: Annotated[float, Field(gt=0)] | None = None
     """Price of one accelerator per hour; a budget needs it."""
+    price: HourPrice | None = None
+    """The same in any currency, `¥20/GPU/h` or `2.5 USD`; give one of the two."""
     contract: Literal["on-demand", "reserved", "spot", "own"] = "on-demand"
     """What that price is: a rent, or with `own` what an hour of your own nodes costs, which no offer is compared as."""
     nodes: Annotated[int, up_to("nodes")] = 1
@@ -239,14 +242,22 @@ class Cluster(Spec):
             raise FieldError(
                 "`of` describes a cluster to plan for, `engine: local` is this machine", hint="remove `engine`"
             )
+        if self.price is not None and self.usd_per_accelerator_hour is not None:
+            raise FieldError("`price` and `usd_per_accelerator_hour` are one price", hint="give one of the two")
         return self
+
+    @property
+    def hour_price(self) -> Money | None:
+        """Price of an accelerator hour in the currency in which it was given."""
+        usd = self.usd_per_accelerator_hour
+        return self.price if usd is None else Money(usd, "USD")
 
 
 class RunFile(Spec):
     """One file, one run."""
 
     name: RunName
-    """Name of the run directory: letters, digits, `.`, `_` and `-`; for a command, the name of the file by default."""
+    """Name of the run directory: letters and digits of any script, `.`, `_`, `-`; that of the file for a command."""
     workload: Workload | None = None
     """A model to train; excludes `run` and `roles`."""
     roles: dict[RoleName, JobRole] = Field(default_factory=dict)
@@ -311,10 +322,9 @@ class RunFile(Spec):
 
     @model_validator(mode="after")
     def _check_profile(self) -> RunFile:
-        if self.workload is not None and self.profile is not None and self.workload.train_for.unit == "steps":
-            num_steps = self.workload.train_for.amount
-            if self.profile.last > num_steps:
-                raise FieldError(f"profile ({self.profile}) is beyond the last step ({num_steps})")
+        length = None if self.workload is None else self.workload.train_for
+        if length and self.profile and length.unit == "steps" and self.profile.last > length.amount:
+            raise FieldError(f"profile ({self.profile}) is beyond the last step ({length.amount})")
         return self
 
     @model_validator(mode="after")
@@ -332,15 +342,12 @@ class RunFile(Spec):
             hint = "a task without `run` only sets up nodes; add the command" if self.setup or self.resources else None
             raise FieldError("give exactly one of `workload` (a model), `run` (a command) and `roles`", hint=hint)
         check_keys_of_command(self)
-        self._check_roles()
+        check_roles(self)
         if self.cluster.slurm.folder is not None and self.cluster.engine == "slurm" and self.workload:
             hint = "submit on the login node, or to a cluster that sees the run directory"
             raise FieldError("`cluster.slurm.folder` needs `run`: checkpoints of a workload are not copied", hint=hint)
         if self.job.keep_code and self.workload:
             raise FieldError("`job.keep_code` needs `run`: the code of a workload is Trainworks' own")
-        keys = ("setup", "framework", "workdir", "num_nodes")
-        if self.workload and (key := next((key for key in keys if getattr(self, key) is not None), None)):
-            raise FieldError(f"`{key}` needs `run`")
         if self.starts == "once" and self.environment is not None and self.nodes > 1:
             raise FieldError(
                 f"`environment` with `framework: {self.framework}` works on one node, got {self.nodes}: its launcher "
@@ -350,13 +357,6 @@ class RunFile(Spec):
         if self.num_nodes is not None and self.cluster.nodes not in (1, self.num_nodes):
             raise FieldError(f"`num_nodes` ({self.num_nodes}) and `cluster.nodes` ({self.cluster.nodes}) differ")
         return self
-
-    def _check_roles(self) -> None:
-        beside = [key for key in ("setup", "framework", "num_nodes", "resources", "trains") if getattr(self, key)]
-        cluster, others = self.cluster, {"cluster.of": self.cluster.of, "job.min_nodes": self.job.min_nodes}
-        beside += ["cluster.nodes"] if cluster.nodes != 1 and cluster.engine != "ssh" else []  # which counts its hosts
-        beside += ["cluster.processes_per_node"] if cluster.processes_per_node != "auto" else []
-        check_roles(self.roles, [*beside, *(key for key, value in others.items() if value is not None)])
 
     @property
     def written_envs(self) -> dict[str, str]:

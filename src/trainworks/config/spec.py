@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -52,19 +53,72 @@ ConfigPath = Annotated[str, StringConstraints(pattern=r"^/[A-Za-z0-9._/-]*$", ma
 """A path that slurm.conf takes: absolute, without a blank or a comment sign."""
 
 RUN_NAME_HINT = (
-    "use up to 63 of `a-z`, `A-Z`, `0-9`, `.`, `_` and `-`, and begin with a letter or digit, like `fine-tune-7b`"
+    "use up to 63 letters and digits of any script, `.`, `_` and `-`, and begin with a letter or digit, like "
+    "`fine-tune-7b` or `训练-7b`"
 )
-_RUN_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+_RUN_NAME = "^[^\\x00-/:-@\\[-`{-\\x7f][^\\x00-,/:-@\\[-^`{-\\x7f]{0,62}$"
+"""Pattern for editors: of ASCII letters, digits, `.`, `_` and `-` alone. `run_name` also looks at other characters."""
+LONGEST_RUN_NAME, _LARGEST_RUN_NAME = 63, 200
+"""Characters and UTF-8 bytes of a name; a file system takes 255 bytes, and `-NUMBER` follows the name."""
+_MOST_MARKS = 3
+"""Combining marks on one letter."""
 
 
-def _run_name(text: str) -> str:
-    if not re.fullmatch(_RUN_NAME, text):
+def is_run_id(text: str) -> bool:
+    """Whether a text may name the folder of a run: letters, digits, `.`, `_` and `-`, a letter or digit first."""
+    return text[:1] not in ("", ".", "_", "-") and _odd_character(text) is None and len(text.encode()) <= 255
+
+
+def _odd_character(text: str) -> str | None:
+    """The first character that no run name has: a sign, a blank, a control, an emoji, or one mark too many."""
+    marks = 0
+    for character in text:
+        kind = unicodedata.category(character)
+        marks = marks + 1 if kind[0] == "M" else 0
+        if not (kind[0] in "LM" or kind == "Nd" or character in "._-") or marks > _MOST_MARKS:
+            return character
+    return None
+
+
+def run_name(text: str) -> str:
+    """The name in composed form (NFC), so that two ways to encode a letter name one run."""
+    name = unicodedata.normalize("NFC", text)
+    odd = _odd_character(name)
+    if odd is not None and not odd.isascii():
+        character = f"U+{ord(odd):04X} {unicodedata.name(odd, '')}".strip()
+        shown = "".join(one if one.isprintable() else f"\\u{ord(one):04x}" for one in text[:100])
+        raise FieldError(f"invalid run name `{shown}`: {character} is not a letter or digit", hint=RUN_NAME_HINT)
+    if not is_run_id(name) or unicodedata.category(name[0])[0] == "M" or len(name) > LONGEST_RUN_NAME:
         raise FieldError(f"invalid run name `{text[:100]}`", hint=RUN_NAME_HINT)
+    if len(name.encode()) > _LARGEST_RUN_NAME:
+        size = f"{len(name.encode())} bytes in UTF-8, more than {_LARGEST_RUN_NAME}"
+        raise FieldError(f"the run name `{name}` has {size}", hint="use a shorter name")
+    return name
+
+
+def name_from(text: str) -> str:
+    """A valid run name made of any text; `command` if no character of it can be used.
+
+    >>> name_from("训练 7b.sh"), name_from("!?")
+    ('训练-7b-sh', 'command')
+    """
+    composed = unicodedata.normalize("NFC", text).lstrip("._-")
+    name = "".join(one if one.isalpha() or one.isdecimal() else "-" for one in composed).strip("-")[:60]
+    return name.encode()[:_LARGEST_RUN_NAME].decode(errors="ignore").strip("-") or "command"
+
+
+RunName = Annotated[str, AfterValidator(run_name), WithJsonSchema({"type": "string", "pattern": _RUN_NAME})]
+"""Name of a run, and of the folder of its record without a number."""
+
+
+def _run_id(text: str) -> str:
+    if not is_run_id(text):
+        raise FieldError(f"`{text[:100]}` is not the name of a run's folder")
     return text
 
 
-RunName = Annotated[str, AfterValidator(_run_name), WithJsonSchema({"type": "string", "pattern": _RUN_NAME})]
-"""Name of a run, and of the folder of its record without a number."""
+RunId = Annotated[str, AfterValidator(_run_id)]
+"""Name of the folder of a run."""
 
 _CALLBACK = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 

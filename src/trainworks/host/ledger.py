@@ -26,7 +26,7 @@ from typing import Annotated, final
 
 from pydantic import Field, ValidationError
 
-from trainworks.config.spec import Frozen
+from trainworks.config.spec import Frozen, RunId
 from trainworks.errors import EnvironmentProblem
 from trainworks.files import closing_handle
 from trainworks.host.clock import Clock, SystemClock
@@ -54,7 +54,7 @@ _FLOCK = "hhqqi4x"
 class Share(Frozen):
     """Resources of this machine claimed by one job."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+    run: RunId
     """Name of the run, for messages."""
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Hash of its run directory; see `claim_key`."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.exit_code import End
-from trainworks.units import HOUR_S
+from trainworks.units import HOUR_S, Money
 
 EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
 """Reason of a request to end a job."""
@@ -90,6 +90,11 @@ class JobRow:
         """Team that the job is billed to; empty without one."""
         return self.spec.team or billing_of(self.cluster).team
 
+    @property
+    def hour_price(self) -> Money | None:
+        """Price of an accelerator hour by the run file; None without one."""
+        return billing_of(self.cluster).hour_price
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
@@ -144,7 +149,8 @@ class Billing:
 
     team: str = ""
     """`job.team`, else the account of Slurm or the queue of Kueue; empty without one."""
-    usd_per_accelerator_hour: float | None = None
+    hour_price: Money | None = None
+    """Price of an accelerator hour by the run file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +176,10 @@ class BilledAttempt:
         ended_at = now if self.ended_at is None else self.ended_at
         return max(0.0, ended_at - self.started_at) / HOUR_S
 
-    def usd(self, now: float) -> float | None:
-        """Cost so far; None if the run file gives no price."""
-        price = self.billing.usd_per_accelerator_hour
-        return self.hours(now) * self.accelerators * price if price else None
+    def cost(self, now: float) -> Money | None:
+        """Cost so far, in the currency of the price; None if the run file gives none."""
+        price = self.billing.hour_price
+        return Money(self.hours(now) * self.accelerators * price.amount, price.currency) if price else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +211,14 @@ def billing_of(cluster: str | None) -> Billing:
     """What the `cluster` of a run file, as JSON, says of the bill.
 
     >>> billing_of('{"usd_per_accelerator_hour": 2.5, "slurm": {"account": "vision"}}')
-    Billing(team='vision', usd_per_accelerator_hour=2.5)
+    Billing(team='vision', hour_price=Money(amount=2.5, currency='USD'))
     """
     given = json.loads(cluster or "{}")
     team = (given.get("slurm") or {}).get("account") or (given.get("kubernetes") or {}).get("queue")
-    return Billing(str(team or ""), given.get("usd_per_accelerator_hour"))
+    usd, price = given.get("usd_per_accelerator_hour"), given.get("price")
+    if usd is not None or isinstance(price, float | int):
+        return Billing(str(team or ""), Money(price if usd is None else usd, "USD"))
+    return Billing(str(team or ""), None if price is None else Money.parse_per_hour(price))
 
 
 def new_job_columns(spec: JobSpec, *, run_dir: str, owner: str, engine: str, submitted_at: float) -> dict[str, object]:

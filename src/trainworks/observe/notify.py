@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
+from trainworks.catalog.exchange import exchange_for, usd_of
 from trainworks.config.notify import Notifications, Occasion, filled_in, public_name
 from trainworks.config.run_file import RunFile
 from trainworks.config.spec import Spec
@@ -19,7 +20,7 @@ from trainworks.observe.following import check_library, hide_secrets
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import Event
 from trainworks.record.exit_code import End
-from trainworks.units import HOUR_S, format_duration, format_usd
+from trainworks.units import HOUR_S, format_duration
 
 _LONGEST_BODY = 1500
 """Characters of a message; WeCom takes 2,048 bytes of text, the least of the common chats."""
@@ -194,7 +195,7 @@ def danger_message(run_file: RunFile, look: RunLook, now: float) -> RunMessage |
     """
     if look.eta_s is None or look.step < _FEWEST_STEPS or look.state is not JobState.RUNNING:
         return None
-    goal, price = run_file.goal, run_file.cluster.usd_per_accelerator_hour
+    goal, price = run_file.goal, usd_of(run_file.cluster.hour_price)
     end_at = now + look.eta_s
     lines, missed = [look.progress], []
     if look.deadline_at is not None and end_at > look.deadline_at:
@@ -206,9 +207,11 @@ def danger_message(run_file: RunFile, look: RunLook, now: float) -> RunMessage |
             lines.append(f"at the pace of its first quiet steps it would come {format_duration(abs(spare_s))} {when}")
     if goal.budget is not None and price is not None and look.held_s is not None:
         usd = price * look.num_accelerators * (look.held_s + look.eta_s) / HOUR_S
-        if usd > goal.budget:
+        exchange, budget_usd = exchange_for(goal.budget), usd_of(goal.budget)
+        if usd > budget_usd:
             missed.append("budget")
-            lines.append(f"it costs {format_usd(usd)} at the recent pace, and the budget is {format_usd(goal.budget)}")
+            cost, budget = exchange.format(usd), exchange.format(budget_usd)
+            lines.append(f"it costs {cost} at the recent pace, and the budget is {budget}")
     if not missed:
         return None
     return RunMessage(occasion="danger", title=f"{look.run} will miss its {' and '.join(missed)}", body=_text(lines))

@@ -14,7 +14,7 @@ from trainworks.record.run_environment import ResolvedEnvironment
 from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
 from trainworks.record.usage import QUIET_SHARE
 from trainworks.results import Result
-from trainworks.units import format_duration
+from trainworks.units import Money, format_duration
 
 
 class KeptCode(Spec):
@@ -278,12 +278,12 @@ class ResolvedRun(Result, Spec):
         return self.processes.world_size * sum(limits) / len(limits)
 
     @property
-    def usd_per_hour(self) -> float | None:
-        """Price of the accelerators of all ranks; None without a price in the run file, or for ranks on CPUs alone."""
-        price, processes = self.run_file.cluster.usd_per_accelerator_hour, self.processes
+    def hour_price(self) -> Money | None:
+        """Price of an hour of all accelerators; None without a price in the run file, or for ranks on CPUs alone."""
+        price, processes = self.run_file.cluster.hour_price, self.processes
         if price is None or (processes.device == "cpu" and not processes.accelerators_per_node):
             return None
-        return price * processes.num_accelerators
+        return Money(price.amount * processes.num_accelerators, price.currency)
 
     @property
     def workload(self) -> Workload | None:

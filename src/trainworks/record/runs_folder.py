@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from pathlib import Path
 
 from trainworks.errors import UnknownRunError
@@ -67,10 +68,11 @@ def find_run(root: Path, wanted: str | None) -> RunDir:
         if not runs:
             raise UnknownRunError(f"no runs in `{root}`", hint="start one: trainworks run run.yaml")
         return runs[-1]
-    for candidate in (RunDir(root / wanted), RunDir(Path(wanted))):
+    composed = unicodedata.normalize("NFC", wanted)  # as a run is named; a keyboard may send the decomposed form
+    for candidate in (RunDir(root / composed), RunDir(Path(wanted))):
         if candidate.logs.is_dir():
             return candidate
-    if not wanted.isdecimal() and (named := _by_number(root, wanted)):  # a number is that of a job
+    if not wanted.isdecimal() and (named := _by_number(root, composed)):  # a number is that of a job
         return named[max(named)]
     known = ", ".join(run.run_id for run in runs[-5:]) or "none"
     raise UnknownRunError(f"no run `{wanted}` in `{root}`", hint=f"known runs: {known}")

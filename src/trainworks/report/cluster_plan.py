@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 
+from trainworks.catalog.exchange import Exchange
 from trainworks.config.layout import MESH_AXES
 from trainworks.plan.cluster.plan import CalibrationResult, ClusterPlan, LayoutComparison, extrapolation
 from trainworks.plan.cluster.scaling import Scale, describe_rejection, format_chance, is_tight
@@ -48,7 +49,7 @@ def document(plan: ClusterPlan) -> Document:
     front = [row for row in plan.front if row not in plan.best]
     if len(front) > _MAX_FRONT:  # evenly spread, the last one included
         front = [front[round(index * (len(front) - 1) / (_MAX_FRONT - 1))] for index in range(_MAX_FRONT)]
-    scales = [_scale_table(plan.scales, has_goal=plan.goal is not None)] if plan.scales else []
+    scales = [_scale_table(plan.scales, plan.exchange, has_goal=plan.goal is not None)] if plan.scales else []
     job = plan.job
     return Document(
         f"{format_count(job.shape.num_parameters)} parameters on {job.cluster.name}",
@@ -166,9 +167,9 @@ def _rejections(plan: ClusterPlan) -> Section:
     return Section(title if rows else "", blocks)
 
 
-def _scale_table(scales: Iterable[Scale], *, has_goal: bool) -> Table:
+def _scale_table(scales: Iterable[Scale], money: Exchange, *, has_goal: bool) -> Table:
     """One row per size. A narrow terminal leaves out the accelerators and the memory; empty columns are left out."""
-    rows = [_scale_cells(scale) for scale in scales]
+    rows = [_scale_cells(scale, money) for scale in scales]
     names = [name for name in rows[0] if (has_goal or name != "chance") and any(row[name] for row in rows)]
     columns = [
         Column(name, wrap=name == "layout", min_width=NARROW if name in ("accelerators", "memory") else 0)
@@ -177,7 +178,7 @@ def _scale_table(scales: Iterable[Scale], *, has_goal: bool) -> Table:
     return Table(columns, [[row[name] for name in names] for row in rows])
 
 
-def _scale_cells(scale: Scale) -> dict[str, str]:
+def _scale_cells(scale: Scale, money: Exchange) -> dict[str, str]:
     devices = math.prod(getattr(scale.best.layout, axis) for axis in MESH_AXES)
     hours = scale.run_time_s / HOUR_S * devices
     return {
@@ -186,7 +187,7 @@ def _scale_cells(scale: Scale) -> dict[str, str]:
         "run time": format_duration(scale.run_time_s),
         "accelerator hours": f"{hours:,.0f}" if hours >= 9.5 else f"{hours:.2g}",
         "memory": format_gib(scale.best.memory.total_bytes),
-        "cost": "" if scale.cost_usd is None else f"{scale.cost_usd:,.0f} USD",
+        "cost": "" if scale.cost_usd is None else f"{scale.cost_usd * money.per_usd:,.0f} {money.currency}",
         "chance": format_chance(scale.chance),
         "layout": _layout_text(scale.best),
     }

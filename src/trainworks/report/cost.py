@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from trainworks.catalog.exchange import Exchange
 from trainworks.plan.cost.comparison import CostComparison, CostLine, usd_per_million
 from trainworks.plan.cost.owning import fits_in_year
 from trainworks.plan.cost.renting import CONTRACTS
@@ -24,7 +25,7 @@ from trainworks.report.rendering.document import (
     right,
 )
 from trainworks.report.rendering.renderer import build_document, to_json
-from trainworks.units import format_count, format_quantity, format_short_usd, format_usd
+from trainworks.units import format_count, format_quantity
 
 _NOT_JOINED = "*"
 
@@ -40,7 +41,7 @@ def document(report: CostReport) -> Document:
             Section("", [_facts(report)]),
             Section("", [_offers(report)] if report.comparison.lines else []),
             Section("", [Text(sentence) for sentence in report.sentences]),
-            _swings(report.comparison),
+            _swings(report.comparison, report.exchange),
         ],
         about=f"{cluster.num_accelerators:,} {cluster.accelerator.name}",
         notes=report.notes,
@@ -80,16 +81,15 @@ def _(report: CostReport) -> Mapping[str, object]:
 
 
 def _facts(report: CostReport) -> Facts:
-    comparison, facts = report.comparison, []
+    comparison, facts, money = report.comparison, [], report.exchange.format
     if report.count is not None:
         facts.append(Fact("work", f"{format_count(report.count.value)} {report.noun}"))
     if comparison.owning is not None and comparison.owned is not None:
         hour = comparison.owned.inputs.get("each", comparison.owning.per_accelerator_hour)
-        each = format_quantity(hour.value, "USD")
-        note = f"{each} per accelerator hour; {format_usd(comparison.owning.capex.value)} to buy"
-        facts.append(Fact("owning", format_usd(comparison.owned.value), note))
+        note = f"{money(hour.value)} per accelerator hour; {money(comparison.owning.capex.value)} to buy"
+        facts.append(Fact("owning", money(comparison.owned.value), note))
     if comparison.market is not None:
-        facts.append(Fact("renting", format_usd(comparison.market.value), "at the median on-demand price"))
+        facts.append(Fact("renting", money(comparison.market.value), "at the median on-demand price"))
     if comparison.energy is not None and comparison.carbon is not None:
         energy, carbon = (format_quantity(each.value, each.unit) for each in (comparison.energy, comparison.carbon))
         facts.append(Fact("energy", energy, f"{carbon} (grid: {report.grid})"))
@@ -97,7 +97,7 @@ def _facts(report: CostReport) -> Facts:
 
 
 def _offers(report: CostReport) -> Table:
-    count, noun = report.count, report.noun
+    count, noun, money = report.count, report.noun, report.exchange
     columns = [
         Column("offer"),
         Column("each hour", numeric=True, short_name="each h"),
@@ -113,18 +113,18 @@ def _offers(report: CostReport) -> Table:
         rows.append(
             [
                 line.offer.name + (_NOT_JOINED if line.may_not_join else ""),
-                "-" if price is None else f"{price / line.offer.accelerators:.2f}",
-                *(format_short_usd(line.costs[each].value) if each in line.costs else "-" for each in CONTRACTS),
-                " to ".join(map(format_short_usd, line.spot_range)) if line.spot_range else "",
+                "-" if price is None else f"{price * money.per_usd / line.offer.accelerators:.2f}",
+                *(money.short(line.costs[each].value) if each in line.costs else "-" for each in CONTRACTS),
+                " to ".join(map(money.short, line.spot_range)) if line.spot_range else "",
                 "" if line.discount is None else f"{line.discount.value:.0%}",
                 "never" if pays is None or not fits_in_year(pays) else f"{pays.value:,.0f} h",
-                *([] if count is None else [f"{usd_per_million(line.first, count, noun).value:.3g}"]),
+                *([] if count is None else [f"{usd_per_million(line.first, count, noun).value * money.per_usd:.3g}"]),
             ]
         )
     return Table(columns, rows)
 
 
-def _swings(comparison: CostComparison) -> Section:
+def _swings(comparison: CostComparison, money: Exchange) -> Section:
     answer, blocks = comparison.answer, list[Block]()
     if answer is None or not comparison.swings:
         return Section("", [])
@@ -134,10 +134,10 @@ def _swings(comparison: CostComparison) -> Section:
         ends = [
             format_quantity(end or 0.0, "s" if swing.of.unit == "s" else "") for end in (swing.of.low, swing.of.high)
         ]
-        rows.append([swing.of.name + unit, *ends, format_short_usd(swing.at_low), format_short_usd(swing.at_high)])
+        rows.append([swing.of.name + unit, *ends, money.short(swing.at_low), money.short(swing.at_high)])
     columns = [*left("what moves it most"), *right("low", "high", "at low", "at high")]
-    blocks = [*tornado_plot(answer, comparison.swings), Table(columns, rows, only="text")]
-    return Section(f"{answer.name}: {format_usd(answer.value)}", blocks)
+    blocks = [*tornado_plot(answer, comparison.swings, money), Table(columns, rows, only="text")]
+    return Section(f"{answer.name}: {money.format(answer.value)}", blocks)
 
 
 def _value(figure: Traced | None) -> float | None:

@@ -6,11 +6,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
+from trainworks.catalog.exchange import Exchange
 from trainworks.errors import UsageError
 from trainworks.plan.trace import Swing, Traced, walk
 from trainworks.report.rendering.document import Block, Text
 from trainworks.report.rendering.plots import Range, Ranges
-from trainworks.units import format_quantity, format_short_usd
+from trainworks.units import format_quantity
 
 _WIDTH = 118
 _MAX_SUGGESTIONS = 24
@@ -77,8 +78,8 @@ def trace_json(root: Traced) -> Mapping[str, object]:
     return facts | {"inputs": {key: trace_json(value) for key, value in root.inputs.items()}}
 
 
-def tornado_plot(answer: Traced, swings: Sequence[Swing]) -> list[Block]:
-    """Assumptions by how much they move a cost, on a page."""
+def tornado_plot(answer: Traced, swings: Sequence[Swing], money: Exchange) -> list[Block]:
+    """Assumptions by how much they move a cost, on a page, with amounts in this currency."""
     text = (
         "What moves the answer most: each bar shows what it would be with one assumption at either end of its range, "
         "and all others as they are."
@@ -89,5 +90,5 @@ def tornado_plot(answer: Traced, swings: Sequence[Swing]) -> list[Block]:
         low = format_quantity(swing.of.low or 0.0, unit if unit == "s" else "")
         about = f"{low} to {format_quantity(swing.of.high or 0.0, unit)}"
         ranges.append(Range(swing.of.name, about, swing.at_low, swing.at_high))
-        labels |= {end: format_short_usd(end) for end in (swing.at_low, swing.at_high)}
+        labels |= {end: money.short(end) for end in (swing.at_low, swing.at_high)}
     return [Text(text, "dim", only="page"), Ranges(answer.value, ranges, labels, only="page")]

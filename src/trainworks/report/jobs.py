@@ -27,7 +27,7 @@ from trainworks.report.rendering.document import (
     left,
 )
 from trainworks.system import user_id
-from trainworks.units import format_bytes, format_duration, format_usd
+from trainworks.units import Money, format_bytes, format_duration
 
 if TYPE_CHECKING:
     from trainworks.record.resolved import KeptCode
@@ -53,12 +53,12 @@ def list_document(
     *,
     address: str = "",
     arrays: _StatesOfArrays = MappingProxyType({}),
-    costs: Mapping[int, float] = MappingProxyType({}),
+    costs: Mapping[int, Money] = MappingProxyType({}),
 ) -> Document:
     """A row per job; with an owner if jobs of several users or machines are listed, and a team or cost where known.
 
     `address` is that of a run's page, with `{}` for the number of its job; without links by default. `arrays` counts
-    the jobs by state of each array whose jobs share the line of the one that is listed. `costs` are so far, in USD, of
+    the jobs by state of each array whose jobs share the line of the one that is listed. `costs` are so far, of
     each job that has a price; that of a line of an array is the sum of its jobs.
     """
     of_several = any(job.uid != user_id() or _is_elsewhere(job) for job in jobs)
@@ -67,7 +67,7 @@ def list_document(
     more = {
         **({"owner": owners} if of_several else {}),
         **({"team": teams} if any(teams) else {}),
-        **({"cost so far": [format_usd(costs[job.id]) if job.id in costs else "" for job in jobs]} if costs else {}),
+        **({"cost so far": [costs[job.id].text if job.id in costs else "" for job in jobs]} if costs else {}),
     }
     columns = left(*_COLUMNS, *more, wrap=True)
     lines = [
@@ -146,7 +146,7 @@ def detail_document(
     job: JobRow,
     attempts: Sequence[Attempt],
     *,
-    price: float | None,
+    price: Money | None,
     code: KeptCode | None,
     failure: Sequence[str],
     now: float,
@@ -154,7 +154,7 @@ def detail_document(
 ) -> Document:
     """Request, state, cause, attempts and lives of one job; `lives` are shown if an attempt has more than one.
 
-    `price` is that of an accelerator hour in USD, if the run file has one. `code` is the copy of its code, if it runs
+    `price` is that of an accelerator hour, if the run file has one. `code` is the copy of its code, if it runs
     in one. `failure` has lines about its first failure.
     """
     kept = {"code": _code(code)} if code else {}
@@ -219,7 +219,7 @@ def _code(code: KeptCode) -> str:
     return f"{files}, {format_bytes(code.num_bytes)}, sha256 {code.digest[:12]}, {origin}"
 
 
-def _held(job: JobRow, attempts: Sequence[Attempt], price: float | None, now: float) -> dict[str, str]:
+def _held(job: JobRow, attempts: Sequence[Attempt], price: Money | None, now: float) -> dict[str, str]:
     """Resources used so far, with their cost if the run file gives a price."""
     accelerator_hours = core_hours = 0.0
     for one in attempts:
@@ -229,7 +229,7 @@ def _held(job: JobRow, attempts: Sequence[Attempt], price: float | None, now: fl
         core_hours += hours * sum(place.cores for place in one.placement)
     if not accelerator_hours:
         return {"held": f"{core_hours:.3g} core hours"} if core_hours else {}
-    cost = f", {accelerator_hours * price:,.2f} USD at {price:g} an hour" if price else ""
+    cost = f", {accelerator_hours * price.amount:,.2f} {price.currency} at {price.amount:g} an hour" if price else ""
     return {"held": f"{accelerator_hours:.3g} accelerator hours{cost}"}
 
 

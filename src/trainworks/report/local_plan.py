@@ -14,7 +14,7 @@ from trainworks.record.resolved import Forecast, Plan, PlannedEvaluation, Resolv
 from trainworks.record.usage import QUIET_SHARE
 from trainworks.report.rendering.document import Document, Facts, Row, Section, Table, Text, left
 from trainworks.report.rendering.renderer import build_document, model_json, to_json
-from trainworks.units import HOUR_S, format_bytes, format_count, format_duration, format_quantity, format_usd
+from trainworks.units import HOUR_S, format_bytes, format_count, format_duration, format_quantity
 
 LAYOUTS = "layouts"
 """Section of the layouts that were compared."""
@@ -219,11 +219,12 @@ def cost_text(cost: ExpectedCost) -> str:
     """`90.0 USD to 110 USD (80 %): 8 accelerators at 2.50 USD an hour`; without a plan the most that it can be."""
     jobs = f"{cost.jobs} jobs of " if cost.jobs > 1 else ""
     of = f"{jobs}{cost.accelerators:,} accelerator{'s' if cost.accelerators > 1 else ''}"
-    rate = f"at {format_usd(cost.usd_per_accelerator_hour)} an hour"
+    money = cost.exchange.format
+    rate = f"at {money(cost.usd_per_accelerator_hour)} an hour"
     if cost.low_usd is not None:
-        return f"{format_usd(cost.low_usd)} to {format_usd(cost.high_usd)} (80 %): {of} {rate}"
+        return f"{money(cost.low_usd)} to {money(cost.high_usd)} (80 %): {of} {rate}"
     once = "each starts once" if cost.jobs > 1 else "it starts once"
-    return f"at most {format_usd(cost.high_usd)} if {once}: {of} for {format_duration(cost.high_s)} {rate}"
+    return f"at most {money(cost.high_usd)} if {once}: {of} for {format_duration(cost.high_s)} {rate}"
 
 
 to_json.register(Forecast, model_json)

@@ -16,7 +16,7 @@ from trainworks.report.network_drawing import network_picture
 from trainworks.report.rendering.document import NARROW, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Drawing
 from trainworks.report.rendering.renderer import build_document, to_json
-from trainworks.units import byte_rate_note, format_bytes, format_counted, format_quantity, format_step_time, format_usd
+from trainworks.units import byte_rate_note, format_bytes, format_counted, format_quantity, format_step_time
 
 _MAX_ALTERNATIVES = 3
 
@@ -142,11 +142,11 @@ def _messages(plan: NetworkPlan) -> Table:
 
 
 def _bill(plan: NetworkPlan) -> Table:
-    rows = []
+    rows, money = [], plan.prices.exchange.format
     for item in bill_of_materials(plan.design, plan.prices):
         price = item.each
-        each = "ask" if price is None else "with the node" if price.value == 0 else format_usd(price.value)
-        total = format_usd(item.total_usd.value) if item.total_usd is not None and item.total_usd.value else ""
+        each = "ask" if price is None else "with the node" if price.value == 0 else money(price.value)
+        total = money(item.total_usd.value) if item.total_usd is not None and item.total_usd.value else ""
         rows.append([item.name, f"{item.count:,}", each, total])
     return Table([*left("part"), *right("number", "each", "together")], rows)
 
@@ -158,7 +158,8 @@ def _bill_notes(plan: NetworkPlan) -> list[str]:
     lines = []
     if total is not None:
         left_out = f"; without a price: {', '.join(missing)}" if missing else ""
-        lines.append(f"together {format_usd(total.value)}{left_out}")
+        lines.append(f"together {plan.prices.exchange.format(total.value)}{left_out}")
+    lines += plan.prices.exchange.notes
     sources: dict[str, list[str]] = {}
     for item in bill:
         if item.each is not None and item.each.value and item.each.source not in (None, GIVEN):
@@ -200,7 +201,7 @@ def _alternatives(plan: NetworkPlan) -> Table:
         cells.append("any" if design.max_nodes is None else f"{design.max_nodes:,}")
         if is_priced:
             total = bill_total(bill_of_materials(design, plan.prices))
-            cells.append("" if total is None else format_usd(total.value))
+            cells.append("" if total is None else plan.prices.exchange.format(total.value))
         rows.append(Row(cells, "bold" if design == plan.design else ""))
     return Table(columns, rows)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from trainworks.catalog.age import own_rows_note, price_note
+from trainworks.catalog.exchange import Exchange
 from trainworks.plan.cost.owning import fits_in_year
 from trainworks.plan.job import unit_of
 from trainworks.plan.network.design import NetworkDesign
@@ -46,7 +47,6 @@ from trainworks.units import (
     format_duration,
     format_quantity,
     format_step_time,
-    format_usd,
 )
 
 _WIDE = 120
@@ -64,7 +64,8 @@ def document(proposal: Proposal) -> Document:
     """The proposal and why, what else there is, and everything that goes with it."""
     request, details, chosen = proposal.request, proposal.details, proposal.chosen
     cost, swings = chosen.cost, tornado(chosen.cost)
-    plot = tornado_plot(cost, swings) if swings else []
+    money = request.goal.exchange
+    plot = tornado_plot(cost, swings, money) if swings else []
     offers = chosen.candidate.offers
     prices = (price_note(offers), own_rows_note(("offers", offer.name) for offer in offers))
     return Document(
@@ -76,7 +77,7 @@ def document(proposal: Proposal) -> Document:
             Section("cost and time", _cost_and_time(proposal), only="page"),
             Section("alternatives", _alternatives(proposal)),
             Section("not proposed", [_skipped(proposal.sized.skipped)] if proposal.sized.skipped else []),
-            Section("smallest clusters", _minima(proposal.minima)),
+            Section("smallest clusters", _minima(proposal.minima, money)),
             Section("one step", _step(details), only="page"),
             Section("finish", finish_chart(list(chosen.outcome.wall_s), request.goal.deadline_s), only="page"),
             Section("where the time goes", badput_bars({"proposed": chosen.outcome.shares()}), only="page"),
@@ -84,12 +85,12 @@ def document(proposal: Proposal) -> Document:
             Section("the network", _drawing(details.network), only="page"),
             Section("hosts", [_hosts(details)]),
             Section("storage", [_storage(details)]),
-            Section(f"{cost.name}: {format_usd(cost.value)}", plot, only="page"),
+            Section(f"{cost.name}: {money.format(cost.value)}", plot, only="page"),
             Section("own or rent", [Text(line) for line in _own_or_rent(details.ownership, request)]),
             Section("verdict", [Text(proposal.verdict)]),
             Section("where the figures come from", _derivations(proposal.figures), only="page"),
         ],
-        notes=[*details.plan.notes, *request.price_notes, *filter(None, prices)],
+        notes=[*details.plan.notes, *request.price_notes, *money.notes, *filter(None, prices)],
     )
 
 
@@ -106,7 +107,7 @@ def _facts(proposal: Proposal) -> dict[str, str]:
         "proposal": f"{chosen.name}: {chosen.accelerators:,} x {chosen.candidate.base.accelerator}",
         "finish": f"half of the runs in {format_duration(chosen.p50_s)}, "
         f"nine of ten in {format_duration(chosen.p90_s)}{chance}",
-        "cost": f"{format_usd(chosen.cost.value)}, {_usd_per_million(proposal)}",
+        "cost": f"{goal.exchange.format(chosen.cost.value)}, {_cost_per_million(proposal)}",
         "step time": f"{format_step_time(best.step_time_s)} with {best.layout.describe()}",
         "failures": f"one in {format_duration(mean.job_mttf.value)}{life}, a checkpoint every "
         f"{format_duration(chosen.interval_s)}, goodput {chosen.outcome.runtime_goodput:.1%}; spares: {spares}",
@@ -122,32 +123,36 @@ def _goal(goal: SizingGoal) -> str:
     if goal.deadline_s:
         parts.append(f"done in {format_duration(goal.deadline_s)}, with a chance of {goal.confidence:.0%}")
     if goal.budget_usd:
-        parts.append(f"for at most {format_usd(goal.budget_usd)}")
+        parts.append(f"for at most {goal.exchange.format(goal.budget_usd)}")
     return ", ".join(parts) or "none: the cheapest run, however long it takes"
 
 
-def _usd_per_million(proposal: Proposal) -> str:
+def _cost_per_million(proposal: Proposal) -> str:
     plan = proposal.details.plan
     noun = unit_of(plan.job.shape)
     count = plan.steps * plan.global_batch * (plan.job.sequence_length if noun == "tokens" else 1)
-    return f"{proposal.chosen.cost.value / count * 1e6:.3g} USD per million {noun}"
+    money = proposal.request.goal.exchange
+    return f"{proposal.chosen.cost.value * money.per_usd / count * 1e6:.3g} {money.currency} per million {noun}"
 
 
 def _cost_and_time(proposal: Proposal) -> list[Block]:
     alternatives, best = proposal.sized.alternatives, front(proposal.sized.alternatives)
     text = "Every alternative that was tried, with the time that nine of ten simulated runs do not exceed."
-    joined = sorted((item.p90_s / DAY_S, item.cost.value) for item in best)
+    money = proposal.request.goal.exchange
+    joined = sorted((item.p90_s / DAY_S, item.cost.value * money.per_usd) for item in best)
     dots = []
     for item in sorted(alternatives, key=lambda item: (item in best, item is proposal.chosen)):
         css = "dot" + (" front" if item in best else "") + (" chosen" if item is proposal.chosen else "")
-        title = f"{item.name}: {format_duration(item.p90_s)}, {format_usd(item.cost.value)}"
-        dots.append(Dot(item.p90_s / DAY_S, item.cost.value, title, css, 6 if item is proposal.chosen else 4))
+        title = f"{item.name}: {format_duration(item.p90_s)}, {money.format(item.cost.value)}"
+        dots.append(
+            Dot(item.p90_s / DAY_S, item.cost.value * money.per_usd, title, css, 6 if item is proposal.chosen else 4)
+        )
     chart = Chart(
-        f"USD over days, {len(dots)} alternatives",
+        f"{money.currency} over days, {len(dots)} alternatives",
         x=build_axis(0, max(dot.x for dot in dots), num_ticks=7),
         y=build_axis(0, max(dot.y for dot in dots)),
         x_unit="days",
-        y_unit="USD",
+        y_unit=money.currency,
         curves=[Curve("front-line", joined)],
         dots=dots,
         names=[("dot-key chosen", "proposed"), ("dot-key front", "best in cost or time"), ("dot-key other", "others")],
@@ -191,8 +196,8 @@ def _alternatives(proposal: Proposal) -> list[Block]:
             format_duration(item.p50_s),
             format_duration(item.p90_s),
             f"{item.chance(goal):.0%}" if goal.deadline_s else "",
-            format_usd(item.cost.value),
-            *([format_usd(item.purchase.value) if item.purchase else ""] if to_buy else ()),
+            goal.exchange.format(item.cost.value),
+            *([goal.exchange.format(item.purchase.value) if item.purchase else ""] if to_buy else ()),
             item.contract,
             item.offer,
         ]
@@ -213,15 +218,15 @@ def _skipped(skipped: Sequence[Skipped]) -> Table:
     return Table([*left("nodes"), Column("because", wrap=True)], rows)
 
 
-def _minima(minima: Sequence[SmallestCluster]) -> list[Block]:
+def _minima(minima: Sequence[SmallestCluster], money: Exchange) -> list[Block]:
     rows = []
     for item in minima[:_MAX_MINIMA]:
-        price = "no offer" if item.usd_per_hour is None else f"{item.usd_per_hour:,.2f}"
+        price = "no offer" if item.usd_per_hour is None else f"{item.usd_per_hour * money.per_usd:,.2f}"
         years = item.run_time_s / _YEAR_S
         run_time = f"{years:,.1f} years" if years >= 1 else format_duration(item.run_time_s)
         rows.append([f"{item.count} x {item.accelerator.name}", price, run_time])
     caption = "The fewest of each kind that hold the workload; cheapest hour first."
-    return [Table([*left("accelerators"), *right("USD an hour", "whole run")], rows, caption=caption)]
+    return [Table([*left("accelerators"), *right(f"{money.currency} an hour", "whole run")], rows, caption=caption)]
 
 
 def _step(details: ProposalDetails) -> list[Block]:
@@ -316,10 +321,11 @@ def _own_or_rent(owned: Ownership | None, request: SizingRequest) -> list[str]:
     """What owning the proposed cluster takes."""
     if owned is None:
         return ["the power of these nodes is not published, so owning them cannot be priced"]
-    each = f"{owned.owning.per_accelerator_hour.value:.2f} USD per hour of an accelerator bought"
-    lines = [f"own: {format_usd(owned.owning.capex.value)} to buy, {each} at {request.hours_per_year:,.0f} h a year"]
+    money = request.goal.exchange
+    each = f"{money.price(owned.owning.per_accelerator_hour.value)} per hour of an accelerator bought"
+    lines = [f"own: {money.format(owned.owning.capex.value)} to buy, {each} at {request.hours_per_year:,.0f} h a year"]
     if owned.market is not None:
-        lines.append(f"rent: {owned.market.value:.2f} USD per accelerator hour, the median of what is offered")
+        lines.append(f"rent: {money.price(owned.market.value)} per accelerator hour, the median of what is offered")
         pays = owned.break_even
         lines.append(
             "owning never pays at that price"

@@ -12,13 +12,13 @@ import yaml
 
 from trainworks.config.slurm.sbatch_options import MAGIC, OptionLines, read_options
 from trainworks.config.stack_parts.words import is_of_stack
+from trainworks.numerals import ascii_width
 from trainworks.review.finding import Edit
 from trainworks.review.readers import tree
 from trainworks.review.readers.conf import ConfLine, Field, read_columns, read_conf
 from trainworks.review.readers.launch import TorchLaunch, launches
 from trainworks.review.readers.prose import python_in, scripts_in
 from trainworks.review.readers.python import PythonCode
-from trainworks.review.readers.quantities import ascii_width
 from trainworks.review.readers.run_file import RunFileText, read_run_file
 from trainworks.review.readers.shell import Command, Script, Setting
 from trainworks.review.readers.statements import Language, Statement, language_of, statements_in, vocabulary

@@ -197,7 +197,7 @@ def _job_sections(view: RunView) -> Sequence[Section]:
     job = view.job
     if job is None:
         return []
-    price, attempts, code, lives = job.usd_per_accelerator_hour, job.attempts(), job.kept_code, job.lives()
+    price, attempts, code, lives = job.hour_price, job.attempts(), job.kept_code, job.lives()
     return jobs_view.detail_document(
         job.row, attempts, price=price, code=code, failure=(), now=time.time(), lives=lives
     ).sections

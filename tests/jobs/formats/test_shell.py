@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 from tests.jobs.formats.jobs import HOSTILE, expanded, pods, run_container
 from tests.lanes import examples
 from trainworks.errors import UsageError
-from trainworks.jobs.formats import jobset
+from trainworks.jobs.formats import jobset, skypilot
 from trainworks.jobs.formats.manifest import dns_name, literal, to_yaml
 from trainworks.jobs.frameworks import Rendezvous, command_environment
 from trainworks.record.processes import Processes
@@ -157,3 +159,22 @@ def test_a_stop_reaches_every_process_and_leaves_it_the_grace_of_the_job(tmp_pat
         child.terminate()
         said, _ = child.communicate()
     assert (sorted(said.splitlines()), child.returncode) == (["saved 0", "saved 1"], 143)
+
+
+def test_names_in_another_script_are_different_stable_names_of_dns() -> None:
+    names = [dns_name(text) for text in ("训练-7b", "评测-7b", "训练", "模型", "обучение")]
+    assert len(set(names)) == len(names)
+    assert names[0] == dns_name("训练-7b") and names[0].startswith("j-7b-")
+    assert all(len(dns_name("训" * 63 + "a" * 60, longest)) <= longest for longest in (24, 40))
+    assert dns_name("训" + "a" * 60, 24) != dns_name("评" + "a" * 60, 24)
+
+
+@pytest.mark.parametrize("name", ["训练-7b", "обучение", "训" * 63])
+def test_a_name_in_another_script_is_ascii_where_kubernetes_and_skypilot_read_it(name: str) -> None:
+    job = pods(name=name)
+    document = yaml.safe_load(jobset.render(job))
+    labels = document["metadata"]["labels"]
+    assert re.fullmatch("[a-z]([a-z0-9-]{0,38}[a-z0-9])?", document["metadata"]["name"])
+    assert all(re.fullmatch("([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?", value) for value in labels.values())
+    assert json.loads(document["metadata"]["annotations"]["trainworks/job"])["name"] == name
+    assert yaml.safe_load(skypilot.render(job.spec, job.program))["name"] == document["metadata"]["name"]

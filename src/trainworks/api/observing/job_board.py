@@ -12,6 +12,7 @@ from trainworks.api.jobs import Job, JobRow, JobState, refresh_jobs
 from trainworks.api.notices import Notify, warn
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.backends.submission import submitted_runs
+from trainworks.catalog.exchange import usd_of
 from trainworks.errors import TrainworksError, UnknownRunError, UsageError
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_row import BilledAttempt, month_of
@@ -20,6 +21,7 @@ from trainworks.jobs.store import JobStore, open_store
 from trainworks.record.events.log import read_events
 from trainworks.recover.failures import describe_failure, first_failure
 from trainworks.report.job_costs import HeldTime, Usage
+from trainworks.units import Money
 
 __all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound", "Usage", "usage"]
 
@@ -185,7 +187,7 @@ def _split_by_month(attempt: BilledAttempt, now: float) -> Iterator[tuple[str, B
 
 
 def _held(one: BilledAttempt, now: float) -> HeldTime:
-    hours, usd = one.hours(now), one.usd(now)
+    hours, usd = one.hours(now), usd_of(one.cost(now))
     return HeldTime(
         jobs=int(one.number == 1),
         accelerator_hours=hours * one.accelerators,
@@ -201,19 +203,20 @@ def array_states(listed: Sequence[Job]) -> dict[str, dict[JobState, int]]:
     return open_store(store_url()).array_states(arrays) if arrays else {}
 
 
-def costs_so_far(listed: Sequence[Job], now: float, arrays: Collection[str] = ()) -> dict[int, float]:
-    """Cost of each of these jobs whose run file gives a price, in USD, by number of the job.
+def costs_so_far(listed: Sequence[Job], now: float, arrays: Collection[str] = ()) -> dict[int, Money]:
+    """Cost of each of these jobs whose run file gives a price, in its currency, by number of the job.
 
     A job that is listed stands for all jobs of its array, if that is among `arrays`: its cost is their sum.
     """
-    if not any(job.row.cluster and "usd_per_accelerator_hour" in job.row.cluster for job in listed):
+    if not any(job.row.hour_price for job in listed):
         return {}
-    costs: dict[int, float] = {}
+    costs: dict[int, Money] = {}
     shown_as = {job.row.spec.array: job.id for job in listed if job.row.spec.array in arrays}
     for one in open_store(store_url()).billed_attempts([job.id for job in listed], arrays=arrays):
-        if (usd := one.usd(now)) is not None:
+        if (cost := one.cost(now)) is not None:
             line = shown_as.get(one.array, one.job_id)
-            costs[line] = costs.get(line, 0.0) + usd
+            before = costs.get(line)
+            costs[line] = cost if before is None else replace(cost, amount=before.amount + cost.amount)
     return costs
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import OrderedDict
@@ -14,6 +13,7 @@ from trainworks.agent.current_state import current_state
 from trainworks.api.jobs import Job
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.run_handle import Run, as_run
+from trainworks.config.spec import is_run_id
 from trainworks.errors import TrainworksError, UnknownRunError
 from trainworks.record.events.log import Event, read_events_from
 from trainworks.record.history import returns_of
@@ -23,7 +23,6 @@ from trainworks.report.runs.summary import Report, build_report
 
 __all__ = ["COLUMNS", "RunComparison", "RunView", "RunViews", "compare", "compare_reports"]
 
-_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _MOST_VIEWS = 64
 _MOST_ROWS = 4_000_000
 """Rows that all views keep together."""
@@ -136,7 +135,7 @@ class RunViews:
         Raises:
             UnknownRunError: no such run.
         """
-        if not _RUN_NAME.fullmatch(name):
+        if not is_run_id(name):
             raise UnknownRunError("this is not the name of a run")
         job = self._job(name)
         path = Path(job.row.run_dir) if job else self._folder_of(name)

@@ -15,6 +15,7 @@ from trainworks.backends.backend import Backend
 from trainworks.catalog.age import own_rows_note
 from trainworks.catalog.catalog import load_catalog
 from trainworks.catalog.cluster import ClusterDescription
+from trainworks.catalog.exchange import exchange_for, usd_of
 from trainworks.config.finetune import Adapter
 from trainworks.config.layout import Layout, check_layout
 from trainworks.config.quantities import TrainFor
@@ -92,6 +93,7 @@ def plan_cluster(
     measurements = [*stored, *learned]
     _check_precision(workload, cluster, source)
     price_usd, price_note = _goal_price(run_file, cluster, source)
+    exchange = exchange_for(run_file.goal.budget, run_file.cluster.hour_price)
     written, layout_source = (run_file.layout, source) if layout is None else (layout, None)
     with blaming_layout(layout_source, is_fixed=bool(written or fixed)):
         decided = {**decisions(written, workload, cluster), **(fixed or {})}
@@ -104,6 +106,7 @@ def plan_cluster(
             fixed=decided,
             goal=run_file.goal,
             price_usd=price_usd,
+            exchange=exchange,
             belief=belief,
             all_sizes=all_sizes,
             advise=advise,
@@ -112,7 +115,7 @@ def plan_cluster(
         )
         node = None if cluster.node is None else cluster.node.name
         own = own_rows_note((("accelerators", cluster.accelerator.name), ("nodes", node)))
-        notes = [price_note, own, weights_note(workload), model.shape_note]
+        notes = [price_note, *exchange.notes, own, weights_note(workload), model.shape_note]
         plan = _plan_of_programs(request, measurements, notes)
         if not isinstance(job, RunJob) or not job.leaves_compile_open:
             return plan
@@ -283,7 +286,7 @@ def _goal_price(
     run_file: RunFile, cluster: ClusterDescription, source: Source | None
 ) -> tuple[float | None, str | None]:
     """Price of an accelerator hour, and a note on its source if a budget needs the price of the catalogue."""
-    written = run_file.cluster.usd_per_accelerator_hour
+    written = usd_of(run_file.cluster.hour_price)
     if run_file.goal.budget is None or written is not None:
         return written, None
     price = accelerator_price(cluster, load_catalog().offers.values())
@@ -291,10 +294,11 @@ def _goal_price(
         raise UsageError(
             f"a budget needs the price of an accelerator hour, and no offer of the catalogue has `{cluster.name}`",
             place=source.place(("goal", "budget")) if source else None,
-            hint="set `cluster.usd_per_accelerator_hour`",
+            hint="set `cluster.usd_per_accelerator_hour`, or `cluster.price` in yuan",
         )
+    each = exchange_for(run_file.goal.budget).price(price.value)
     note = (
-        f"priced at {price.value:.2f} USD per accelerator hour: {price.name} ({price.inputs['price'].source}); "
+        f"priced at {each} per accelerator hour: {price.name} ({price.inputs['price'].source}); "
         "`cluster.usd_per_accelerator_hour` replaces it"
     )
     return price.value, note

@@ -5,6 +5,7 @@ from __future__ import annotations
 from trainworks.backends.backend import Backend
 from trainworks.catalog.catalog import accelerator, load_catalog
 from trainworks.catalog.cluster import ClusterDescription, cluster_of_nodes, node_of_accelerators
+from trainworks.catalog.exchange import exchange_for, usd_of
 from trainworks.catalog.prices import known_accelerator
 from trainworks.config.run_file import RunFile
 from trainworks.errors import TrainworksError, UsageError
@@ -38,7 +39,15 @@ def expected_cost(resolved: ResolvedRun, spec: JobSpec, jobs: int = 1) -> Expect
     low_s, high_s = times_s
     if usd is None:
         return None
-    return ExpectedCost(accelerators=accelerators, usd_per_accelerator_hour=usd, low_s=low_s, high_s=high_s, jobs=jobs)
+    exchange = exchange_for(run_file.goal.budget, run_file.cluster.hour_price)
+    return ExpectedCost(
+        accelerators=accelerators,
+        usd_per_accelerator_hour=usd,
+        low_s=low_s,
+        high_s=high_s,
+        jobs=jobs,
+        exchange=exchange,
+    )
 
 
 def _times_s(resolved: ResolvedRun, spec: JobSpec) -> tuple[float | None, float] | None:
@@ -58,7 +67,7 @@ def _times_s(resolved: ResolvedRun, spec: JobSpec) -> tuple[float | None, float]
 
 def price_of(run_file: RunFile, cluster: ClusterDescription | None) -> float | None:
     """USD per accelerator hour: that of the run file, or the cheapest on demand of the catalogue for known nodes."""
-    written = run_file.cluster.usd_per_accelerator_hour
+    written = usd_of(run_file.cluster.hour_price)
     if written is not None or cluster is None:
         return written
     offered = accelerator_price(cluster, load_catalog().offers.values())

@@ -79,7 +79,7 @@ def name_of(run_dir: RunDir, machine: str = "", roles: Collection[str] = ()) -> 
     """
     unique = folder_mark(run_dir, machine)[:_HASH]
     longer = max([0, *(len(role) - len(manifest.REPLICATED_JOB) for role in roles)])
-    return f"{manifest.dns_name(run_dir.run_id)[: manifest.LONGEST_NAME - longer - _HASH - 1].strip('-')}-{unique}"
+    return f"{manifest.dns_name(run_dir.run_id, manifest.LONGEST_NAME - longer - _HASH - 1)}-{unique}"
 
 
 def check_image(cluster: Kubernetes) -> None:

@@ -29,7 +29,7 @@ from pydantic import Field, ValidationError
 
 from trainworks.backends.local.machine import LocalNode
 from trainworks.backends.local.quotas import AcceleratorHours, QueuePolicy
-from trainworks.config.spec import Frozen
+from trainworks.config.spec import Frozen, RunId
 from trainworks.errors import DiskFullError
 from trainworks.files import write_atomic
 from trainworks.host.clock import Clock
@@ -90,7 +90,7 @@ class PublishedNodes(Frozen):
 class PublishedJob(PublishedNodes):
     """A waiting job that starts once there is room for it."""
 
-    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,199}$")]
+    run: RunId
     key: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     """Key that its claim will have."""
     team: _Short = ""

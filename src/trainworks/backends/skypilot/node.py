@@ -35,7 +35,6 @@ from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.exit_code import End, ExitCode
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.status import RunStatus
-from trainworks.units import format_usd
 
 _DISMISS_S = 30.0
 _TERMINATED = 128 + signal.SIGTERM
@@ -111,7 +110,9 @@ class RentedTurn(ClusterTurn):
         most_s = most_seconds(resolved)
         if most_s is None:
             return
-        spent = f"the budget of {format_usd(resolved.run_file.goal.budget or 0.0)} is spent"
+        budget = resolved.run_file.goal.budget
+        assert budget is not None, "only a budget limits the time"
+        spent = f"the budget of {budget.text} is spent"
         left_s = most_s - held_seconds(read_events(self.run_dir.events_file))
         if left_s <= 0:
             raise EnvironmentProblem(spent, hint=f"trainworks resume {self.run_dir.run_id} --set goal.budget=...")

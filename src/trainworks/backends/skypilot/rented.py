@@ -13,6 +13,7 @@ from pathlib import Path, PurePath
 
 from trainworks.agent.allocation import Allocation
 from trainworks.agent.remote_agent import greeting_of
+from trainworks.catalog.exchange import usd_of
 from trainworks.config.engines import SkyPilot
 from trainworks.config.run_file import RunFile
 from trainworks.config.spec import CheckpointCopy
@@ -97,8 +98,8 @@ def most_seconds(resolved: ResolvedRun) -> float | None:
     run file or of the catalogue.
     """
     run_file, processes = resolved.run_file, resolved.processes
-    most_usd, budget = run_file.cluster.skypilot.max_hourly_cost, run_file.goal.budget
-    usd = run_file.cluster.usd_per_accelerator_hour
+    most_usd, budget = run_file.cluster.skypilot.max_hourly_cost, usd_of(run_file.goal.budget)
+    usd = usd_of(run_file.cluster.hour_price)
     if usd is None and resolved.forecast is not None:
         usd = resolved.forecast.usd_per_accelerator_hour
     hourly_usd = most_usd * processes.nodes if most_usd is not None else (usd or 0.0) * processes.num_accelerators

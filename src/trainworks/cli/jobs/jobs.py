@@ -88,7 +88,7 @@ def describe_command(job: JobArgument, runs: RunsOption = None, as_json: AsJson 
         facts["lives"] = [asdict(life) for life in lives]
         typer.echo(json.dumps(facts, indent=2))
         return
-    price = found.usd_per_accelerator_hour if attempts else None
+    price = found.hour_price if attempts else None
     failure = first_failure_lines(found) if row.end.cause and row.state.is_final else []
     now = time.time()
     show_document(view.detail_document(row, attempts, price=price, code=code, failure=failure, now=now, lives=lives))

@@ -16,11 +16,12 @@ from pydantic import ValidationError
 
 from trainworks.config.command import AtLeast, amount_text
 from trainworks.config.engines import JobOptions
-from trainworks.config.load import name_from, problems_of
+from trainworks.config.load import problems_of
 from trainworks.config.run_file import RunFile
 from trainworks.config.slurm.sbatch_amounts import AMOUNTS, amounts_of, expand_nodes, parse_slurm_time
 from trainworks.config.slurm.sbatch_options import KNOWN_OPTIONS, MAGIC, PYXIS, Option, read_options
 from trainworks.config.source import FieldPath, Source, read_text
+from trainworks.config.spec import LONGEST_RUN_NAME, is_run_id, name_from
 from trainworks.errors import RunFileError, TrainworksError, UsageError
 
 _SIGNAL_S = 60.0
@@ -252,7 +253,7 @@ _SET_BY = {
 
 
 def _name(reading: _Reading, option: Option) -> None:
-    fits = re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", option.text)
+    fits = is_run_id(option.text) and len(option.text) <= LONGEST_RUN_NAME
     reading.put(("name",), option.text if fits else name_from(option.text), option)
 
 

@@ -98,7 +98,8 @@ def render_roles(run_file: RunFile, language: str = "jobset") -> str:
         raise UsageError(f"a job as {language} does not support `roles`", hint="write it with `--as jobset`")
     roles, whole = run_file.roles, _kubernetes_job(run_file, Program())
     jobs = {role: _kubernetes_job(own, program_of(own)) for role in roles if (own := run_file.of_role(role))}
-    name = manifest.dns_name(run_file.name)[: manifest.LONGEST_NAME + 4 - max(map(len, roles))].strip("-")
+    longest = manifest.LONGEST_NAME
+    name = manifest.dns_name(run_file.name, min(longest, longest + 4 - max(map(len, roles))))
     known = {"TRAINWORKS_PORT": str(_SERVICE_PORT)}
     for role, job in jobs.items():
         hosts = (f"{name}-{role}-0-{node}.{name}:{_SERVICE_PORT}" for node in range(job.spec.max_nodes))

@@ -7,6 +7,7 @@ labels, topologies and chips per node.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -136,6 +137,8 @@ PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 """Label with the order of a JobSet in that queue."""
 RUNS = "/runs"
 """Mount path of the volume with the run directories."""
+_HASH = 8
+"""Hexadecimal digits behind a name in another script."""
 LONGEST_NAME = 40
 """Limit that keeps a pod's name, `NAME-node-0-INDEX-XXXXX`, within a DNS label of 63 characters."""
 _NOT_TEXT = frozenset(("y", "yes", "n", "no", "true", "false", "on", "off", "null", "inf", "nan"))
@@ -158,10 +161,22 @@ class KubernetesJob:
     autoscale: Autoscale | None = None
 
 
-def dns_name(text: str) -> str:
-    """Text as a DNS label: lower case, digits and dashes, short enough for the suffixes of pods."""
-    name = re.sub("[^a-z0-9]+", "-", text.lower()).strip("-")
-    return re.sub("^(?=[0-9])", "j-", name)[:LONGEST_NAME].strip("-") or "job"
+def dns_name(text: str, longest: int = LONGEST_NAME) -> str:
+    """Text as a DNS label: lower case, digits and dashes, short enough for the suffixes of pods.
+
+    Text in another script ends in a hash, by which two names differ although they have the same ASCII letters.
+
+    >>> dns_name("Llama_7b"), dns_name("训练-7b"), dns_name("评测-7b")
+    ('llama-7b', 'j-7b-028d9e05', 'j-7b-899a3cf2')
+    """
+    mark = "" if text.isascii() else "-" + hashlib.sha256(text.encode()).hexdigest()[:_HASH]
+    name = re.sub("^(?=[0-9])", "j-", re.sub("[^a-z0-9]+", "-", text.lower()).strip("-") or "job")
+    return name[: longest - len(mark)].strip("-") + mark
+
+
+def ascii_name(text: str) -> str:
+    """The name for a program that takes ASCII alone: itself, or its DNS label."""
+    return text if text.isascii() else dns_name(text)
 
 
 def queue_of_team(team: str) -> str:
@@ -177,7 +192,7 @@ def labels(job: KubernetesJob) -> dict[str, str]:
     """Labels by which all objects of a job are found."""
     return {
         "app.kubernetes.io/managed-by": "trainworks",
-        "app.kubernetes.io/instance": job.spec.run_id[:63].strip("._-"),
+        "app.kubernetes.io/instance": ascii_name(job.spec.run_id)[:63].strip("._-"),
     }
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from trainworks.config.command import split_mig
 from trainworks.errors import UsageError
+from trainworks.jobs.formats.manifest import ascii_name
 from trainworks.jobs.frameworks import Rendezvous, command_environment
 from trainworks.jobs.job_spec import JobSpec, parse_dependency
 from trainworks.jobs.program import Program
@@ -266,8 +267,8 @@ def render_lsf(spec: JobSpec, program: Program, *, elastic: bool = False) -> str
 def _lsf_options(spec: JobSpec, program: Program) -> Iterator[str]:
     node = spec.node
     slots = max(1, math.ceil(node.cores or 1))
-    yield f"-J {spec.name}"
-    yield f"-o {spec.name}.%J.log"
+    yield f"-J {ascii_name(spec.name)}"
+    yield f"-o {ascii_name(spec.name)}.%J.log"
     yield f"-n {slots * spec.max_nodes}"
     yield f'-R "span[ptile={slots}]"'
     if node.accelerators:

@@ -15,7 +15,7 @@ from trainworks.config.engines import SkyPilot
 from trainworks.config.manifests.reading import drop_none
 from trainworks.errors import UsageError
 from trainworks.jobs.formats import elastic
-from trainworks.jobs.formats.manifest import to_yaml
+from trainworks.jobs.formats.manifest import ascii_name, to_yaml
 from trainworks.jobs.formats.shell import check_exportable, node_program
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.program import Program
@@ -52,7 +52,7 @@ def render(spec: JobSpec, program: Program, options: SkyPilot | None = None, aut
         **options.resources,
         **elastic.autostop(autoscale),
     }
-    return _render(spec, program, spec.name, resources, options, options.secrets)
+    return _render(spec, program, ascii_name(spec.name), resources, options, options.secrets)
 
 
 def render_managed_job(spec: JobSpec, program: Program, options: SkyPilot, name: str) -> str:

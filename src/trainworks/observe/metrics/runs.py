@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
+from trainworks.catalog.exchange import usd_of
 from trainworks.jobs.state import JobState
 from trainworks.observe.metrics.family import MetricFamily, MetricKind, MetricSample
 from trainworks.plan.cost.energy import run_energy
@@ -121,10 +122,10 @@ class RunSnapshot:
 
         None without a price, without accelerators or without a ledger.
         """
-        if self.resolved.usd_per_hour is None or not self.spent_s:
+        if self.resolved.hour_price is None or not self.spent_s:
             return None
         held_s = sum(self.spent_s.values()) - self.spent_s.get("idle", 0.0)
-        return self.resolved.usd_per_hour * held_s / HOUR_S
+        return usd_of(self.resolved.hour_price) * held_s / HOUR_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,7 +377,7 @@ _METRICS = (
     _metric("cost_usd", attrgetter("cost_usd"), "Price of the accelerators so far.", f"{_LEDGER}, and the run file"),
     _metric(
         "budget_usd",
-        lambda run: run.resolved.run_file.goal.budget if run.resolved.run_file.goal else None,
+        lambda run: usd_of(run.resolved.run_file.goal.budget),
         "Highest acceptable price.",
         "run file: `goal`",
     ),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainworks.catalog.catalog import find_row, published_runs
+from trainworks.catalog.exchange import Exchange
 from trainworks.config.run_file import RunFile
 from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
@@ -57,6 +58,8 @@ class ClusterPlan(Result):
     """Layouts that none beats in both time and memory."""
     scales: list[Scale]
     """Fewer and more nodes, if there is a goal to meet: those that none beats in both time and accelerators."""
+    exchange: Exchange
+    """Currency of the costs."""
     goal: str | None
     """The goal, the chance of meeting it, and the numbers of nodes on which it is met by half and by nine of ten."""
     notes: list[str]
@@ -166,6 +169,7 @@ def plan_request(
         best=[rows[index] for index in result.families[:TABLE_LENGTH]],
         front=[rows[index] for index in result.front],
         scales=other_scales,
+        exchange=request.exchange,
         goal=describe_goal(request, chance, other_scales) if request.has_goal else None,
         notes=[*filter(None, every_note)],
         evaluation=request.evaluations(rows[0]),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from trainworks.catalog.exchange import DOLLAR, Exchange, usd_of
 from trainworks.config.data import Evaluation
 from trainworks.config.limits import LIMITS
 from trainworks.config.recovery import Goal
@@ -46,6 +47,8 @@ class PlanRequest:
     price_usd: float | None
     belief: Belief
     """What is known of the cluster; the job has its slowdowns."""
+    exchange: Exchange = DOLLAR
+    """Currency of the answer: that of the budget, else that of the price in the run file."""
     all_sizes: bool = False
     """Whether to plan smaller clusters without a goal, too."""
     advise: bool = True
@@ -180,14 +183,15 @@ def _limit_s(request: PlanRequest, num_accelerators: int) -> float:
     """The longest run that meets the deadline and, at the price of so many accelerators, the budget."""
     limits = [float("inf")] if request.goal.deadline is None else [request.goal.deadline]
     if request.goal.budget is not None and request.price_usd is not None:
-        limits.append(request.goal.budget / request.price_usd / num_accelerators * HOUR_S)
+        limits.append(usd_of(request.goal.budget) / request.price_usd / num_accelerators * HOUR_S)
     return min(limits)
 
 
 def describe_goal(request: PlanRequest, chance: float, rows: list[Scale]) -> str:
     """`30d: met with a chance of 4 % on 32 nodes; 55 % on 96; 93 % on 128`."""
     goals = [] if request.goal.deadline is None else [re.sub(r" 0[hms]$", "", format_duration(request.goal.deadline))]
-    goals += [] if request.goal.budget is None else [f"{request.goal.budget:,.0f} USD"]
+    budget = request.goal.budget
+    goals += [] if budget is None else [f"{budget.amount:,.0f} {budget.currency}"]
     num_nodes = request.job.cluster.num_nodes
     parts = [f"met with a chance of {format_chance(chance)} on {num_nodes:,} node{'s' if num_nodes > 1 else ''}"]
     for least in (0.5, LIKELY):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trainworks.catalog.exchange import DOLLAR, Exchange
 from trainworks.units import HOUR_S
 
 
@@ -19,6 +20,8 @@ class ExpectedCost:
     high_s: float
     """Longest time of a job in that interval; without a plan the time limit of one start."""
     jobs: int = 1
+    exchange: Exchange = DOLLAR
+    """Currency of the budget, else that of the price."""
 
     @property
     def low_usd(self) -> float | None:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from trainworks.catalog.age import own_rows_note, price_note
+from trainworks.catalog.exchange import DOLLAR, Exchange
 from trainworks.catalog.facts import Offer
 from trainworks.plan.assumptions import assumed
 from trainworks.plan.cost.comparison import CostComparison, usd_per_million
 from trainworks.plan.cost.renting import notice_s
 from trainworks.plan.trace import Traced, walk
 from trainworks.results import Result
-from trainworks.units import format_duration, format_usd
+from trainworks.units import format_duration
 
 _MUCH_CHEAPER = 0.4
 
@@ -29,6 +30,8 @@ class CostReport(Result):
     noun: str = "tokens"
     sentences: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    exchange: Exchange = DOLLAR
+    """Currency of the budget, else that of a price which was given."""
 
     @property
     def figures(self) -> list[Traced]:
@@ -42,7 +45,7 @@ class CostReport(Result):
         ]
 
 
-def sentences_of(comparison: CostComparison, budget_usd: float | None) -> Iterator[str]:
+def sentences_of(comparison: CostComparison, budget_usd: float | None, money: Exchange = DOLLAR) -> Iterator[str]:
     """Sentences on how many offers are cheaper than owning, and how many contracts a budget pays for."""
     rented = [line.costs["on-demand"].value for line in comparison.lines if "on-demand" in line.costs]
     if comparison.owned is not None and rented:
@@ -54,13 +57,18 @@ def sentences_of(comparison: CostComparison, budget_usd: float | None) -> Iterat
         costs = sorted((cost.value, cost.name) for line in comparison.lines for cost in line.costs.values())
         kept = sum(cost <= budget_usd for cost, _ in costs)
         yield (
-            f"The budget of {format_usd(budget_usd)} pays for {kept} of {len(costs)} contracts; the cheapest is "
-            f"{costs[0][1]} for {format_usd(costs[0][0])}."
+            f"The budget of {money.format(budget_usd)} pays for {kept} of {len(costs)} contracts; the cheapest is "
+            f"{costs[0][1]} for {money.format(costs[0][0])}."
         )
 
 
 def notes_of(
-    comparison: CostComparison, offers: Sequence[Offer], given: Mapping[str, float], *, is_run: bool
+    comparison: CostComparison,
+    offers: Sequence[Offer],
+    given: Mapping[str, float],
+    *,
+    is_run: bool,
+    money: Exchange = DOLLAR,
 ) -> Iterator[str]:
     """Notes on the costs, in the order of the columns."""
     part = comparison.cluster.accelerator.name
@@ -69,7 +77,7 @@ def notes_of(
         yield f"the power of {part} and its node is not published; {hint}"
     elif "server price" not in given:
         price = next(figure for figure in walk(comparison.owning.capex) if figure.name == "server price")
-        yield f"a node's price is estimated from its power, {format_usd(price.value)}; --server-price replaces it"
+        yield f"a node's price is estimated from its power, {money.format(price.value)}; --server-price replaces it"
     if not comparison.lines:
         yield f"no offer of {part} fits; `--prices FILE` takes your own"
     yield from _node_notes(comparison, offers)

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from trainworks.catalog.catalog import find_row, has
+from trainworks.catalog.exchange import DOLLAR, Exchange
 from trainworks.plan.assumptions import GIVEN, assumed
 from trainworks.plan.cost.owning import Purchase
 from trainworks.plan.network.cables import Cable, cable_plan
@@ -39,6 +40,8 @@ class NetworkPrices:
     transceiver_usd: float | None = None
     nic_usd: float | None = None
     switch_power_w: float | None = None
+    exchange: Exchange = DOLLAR
+    """Currency of the answer: that of the first price which is given."""
 
 
 @dataclass(frozen=True, slots=True)

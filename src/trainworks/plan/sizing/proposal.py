@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from trainworks.catalog.exchange import DOLLAR, Exchange
 from trainworks.plan.pareto import pareto
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.trace import Traced
-from trainworks.units import format_duration, format_usd
+from trainworks.units import format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class SizingGoal:
     """True if preemptible capacity may be proposed."""
     to_buy: bool = False
     """True if the nodes are bought for this goal: the purchase counts, not the share of it that one run uses."""
+    exchange: Exchange = DOLLAR
+    """Currency of the answer: that of the budget, else that of the price in the run file."""
 
     @property
     def is_budget_alone(self) -> bool:
@@ -144,7 +147,7 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: Sizi
     if missing:
         item = min(missing, key=price)
         late = f"it meets the deadline with a chance of {item.chance(goal):.0%} only"
-        but = late if item.chance(goal) < goal.confidence else f"it costs {format_usd(item.cost.value)}"
+        but = late if item.chance(goal) < goal.confidence else f"it costs {goal.exchange.format(item.cost.value)}"
         said.append(f"{_difference_text('cheaper would be', item, chosen, goal)}, but {but}")
     return said
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from trainworks.catalog.catalog import load_catalog
+from trainworks.catalog.exchange import DOLLAR, Exchange, usd_of
 from trainworks.catalog.facts import Accelerator, Offer, Processor
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile
@@ -33,7 +34,7 @@ from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced
 from trainworks.results import Result
-from trainworks.units import HOUR_S, format_usd
+from trainworks.units import HOUR_S
 
 SHARED_WEEKS = 26
 """Weeks of job starts to replay."""
@@ -187,17 +188,18 @@ class Proposal(Result):
         node = details.plan.job.cluster.node_name
         accelerators = f"({chosen.accelerators:,} {candidate.base.accelerator})"
         network = _network_text(details) if chosen.num_nodes > 1 else ""
-        run_usd = f"{format_usd(chosen.cost.value)} for the run"
+        money = self.request.goal.exchange
+        run_cost = f"{money.format(chosen.cost.value)} for the run"
         if candidate.there is not None:
-            return f"Use {chosen.num_nodes:,} of your {candidate.there:,} {node} {accelerators}{network}: {run_usd}."
+            return f"Use {chosen.num_nodes:,} of your {candidate.there:,} {node} {accelerators}{network}: {run_cost}."
         if chosen.contract == "own" and chosen.purchase is not None:
             spares = f" and {chosen.spares:,} spare" if chosen.spares else ""
-            price = f"{format_usd(chosen.purchase.value)} by an estimate, {run_usd}"
+            price = f"{money.format(chosen.purchase.value)} by an estimate, {run_cost}"
             nodes = f"{chosen.num_nodes:,} {node} {accelerators}"
-            return f"Buy {nodes}{spares}{network}: {price}. {_when_it_pays(owned)}"
-        rented = f"Rent {chosen.num_nodes:,} x {chosen.offer} {accelerators}{network}, {chosen.contract}: {run_usd}"
-        to_buy = f"; buying them costs {format_usd(owned.owning.capex.value)} by an estimate" if owned else ""
-        return f"{rented}{to_buy}. {_when_it_pays(owned)}"
+            return f"Buy {nodes}{spares}{network}: {price}. {_when_it_pays(owned, money)}"
+        rented = f"Rent {chosen.num_nodes:,} x {chosen.offer} {accelerators}{network}, {chosen.contract}: {run_cost}"
+        to_buy = f"; buying them costs {money.format(owned.owning.capex.value)} by an estimate" if owned else ""
+        return f"{rented}{to_buy}. {_when_it_pays(owned, money)}"
 
     @property
     def run(self) -> Reliability:
@@ -245,13 +247,13 @@ def _network_text(details: ProposalDetails) -> str:
     return f"{text} ({enough.option.over} would do)" if is_leaner else text
 
 
-def _when_it_pays(owned: Ownership | None) -> str:
+def _when_it_pays(owned: Ownership | None, money: Exchange) -> str:
     """A sentence on the hours of training a year from which on owning costs less than renting."""
     if owned is None:
         return "Owning cannot be priced: the power of these nodes is not published."
     if owned.market is None:
         return "Nothing tells when owning pays: no such accelerator is on offer for rent."
-    rate = f"beside a rent of {owned.market.value:.2f} USD per accelerator hour, the median"
+    rate = f"beside a rent of {money.price(owned.market.value)} per accelerator hour, the median"
     if owned.break_even is None or not fits_in_year(owned.break_even):
         return f"Owning never pays {rate}."
     return f"Owning pays from {owned.break_even.value:,.0f} hours of training a year on, {rate}."
@@ -264,7 +266,12 @@ def _cluster(proposal: Proposal) -> Mapping[str, object]:
     """
     chosen, described = proposal.chosen, proposal.details.plan.job.cluster
     hours = chosen.accelerators * chosen.p50_s / HOUR_S
-    proposed = {"of": described.name, "usd_per_accelerator_hour": round(chosen.cost.value / hours, 4)}
+    proposed: dict[str, object] = {"of": described.name}
+    each, money = chosen.cost.value / hours, proposal.request.goal.exchange
+    if money is DOLLAR:
+        proposed["usd_per_accelerator_hour"] = round(each, 4)
+    else:
+        proposed["price"] = f"{each * money.per_usd:.4f} {money.currency}"
     is_yours = chosen.contract == "own" or (chosen.contract == "existing" and not chosen.candidate.offers)
     proposed |= {"contract": "own"} if is_yours else {}
     if not proposal.request.has_scheduler:
@@ -276,7 +283,7 @@ def _cluster(proposal: Proposal) -> Mapping[str, object]:
     written, engine = proposal.written.get("cluster"), proposal.request.run_file.cluster.engine
     options: dict[str, object] = {"engine": engine}
     if isinstance(written, dict):
-        options |= written
+        options |= {key: value for key, value in written.items() if key not in ("price", "usd_per_accelerator_hour")}
     elif isinstance(written, str) and written.startswith("slurm:"):  # a partition
         options["slurm"] = {"partition": written.removeprefix("slurm:").strip()}
     nodes = {"nodes": chosen.num_nodes, "processes_per_node": described.accelerators_per_node}
@@ -311,8 +318,8 @@ def _goal(proposal: Proposal) -> Mapping[str, object]:
     content = dict(proposal.written.get("goal") or {})
     if goal.deadline_s is not None and goal.deadline_s != written.deadline:
         content["deadline"] = f"{goal.deadline_s / HOUR_S:.10g}h"
-    if goal.budget_usd is not None and goal.budget_usd != written.budget:
-        content["budget"] = f"{goal.budget_usd:.10g} USD"
+    if goal.budget_usd is not None and goal.budget_usd != usd_of(written.budget, proposal.request.given):
+        content["budget"] = f"{goal.budget_usd * goal.exchange.per_usd:.10g} {goal.exchange.currency}"
     return content
 
 

@@ -22,9 +22,9 @@ from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
 from trainworks.recover.restarts import failures_survived
 from trainworks.report.runs.part import ReportPart
-from trainworks.units import HOUR_S, format_bytes, format_duration, format_quantity
+from trainworks.units import HOUR_S, Money, format_bytes, format_duration, format_quantity
 
-Unit = Literal["s", "bytes", "per_s", "ratio", "Wh", "USD", "count", "value"]
+Unit = Literal["s", "bytes", "per_s", "ratio", "Wh", "USD", "CNY", "count", "value"]
 AGREEMENT = 0.05
 _MOST_SLOW = 0.2
 """Share of steps above an 80 % interval from which the report names it; a tenth is expected. An assumption."""
@@ -114,7 +114,7 @@ def build_comparison(
     anchor: StepAnchor | None = None,
     power_w: float | None = None,
     energy_j: float | None = None,
-    usd_per_hour: float | None = None,
+    hour_price: Money | None = None,
     failures_per_s: float | None = None,
 ) -> Comparison:
     """Compare a plan with the steps trained with its layout; measured values are None before the first step.
@@ -128,7 +128,7 @@ def build_comparison(
         anchor: the plan as the first quiet steps anchored it, or why they could not.
         power_w: power limit of all accelerators together; None where it is not known.
         energy_j: energy of the accelerators so far; None where it was not measured.
-        usd_per_hour: price of all accelerators; None where it is not known.
+        hour_price: of all accelerators; None where it is not known.
         failures_per_s: expected rate for all nodes of the job; None where it is not known.
     """
     attempts = history.of_kind(AttemptEvent)
@@ -152,8 +152,9 @@ def build_comparison(
     energy, energy_interval = _energy(plan, power_w, None if run_time.measured is None else energy_j)
     size, stall = _checkpoints(plan, history)
     is_complete = run_time.measured is not None
-    usd_per_s = None if usd_per_hour is None else usd_per_hour / HOUR_S
-    planned_usd = None if usd_per_s is None else usd_per_s * plan.run_time_s
+    per_s = hour_price.amount / HOUR_S if hour_price else None
+    currency: Unit = hour_price.currency if hour_price else "USD"
+    planned_cost = None if per_s is None else per_s * plan.run_time_s
     expected = None if failures_per_s is None else failures_per_s * plan.run_time_s
     survived = float(failures_survived(history.events)) if is_complete else None
     return Comparison(
@@ -177,7 +178,7 @@ def build_comparison(
         run_time=run_time,
         energy=energy,
         energy_interval=energy_interval,
-        cost=_difference("cost", "USD", planned_usd, usd_per_s * ledger.held_s if usd_per_s and is_complete else None),
+        cost=_difference("cost", currency, planned_cost, per_s * ledger.held_s if per_s and is_complete else None),
         failures=Difference(name="failures", unit="count", planned=expected, measured=survived, relative=None),
         checkpoint_size=size,
         checkpoint_stall=stall,

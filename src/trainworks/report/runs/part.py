@@ -7,7 +7,7 @@ import unicodedata
 from pydantic import ConfigDict
 
 from trainworks.config.spec import Frozen
-from trainworks.units import format_bytes, format_count, format_duration, format_quantity, format_usd
+from trainworks.units import format_bytes, format_count, format_duration, format_money, format_quantity
 
 KEPT_CONTROLS = "\n\t"
 MISSING = "-"
@@ -47,7 +47,8 @@ def format_amount(value: float | None, unit: str) -> str:
         return format_quantity(value, unit)
     if unit == "count":
         return f"{value:,.0f}" if value >= 10 else f"{value:.2g}" if value >= 0.01 or not value else "< 0.01"
-    return {"s": format_duration, "bytes": format_bytes, "per_s": format_count, "USD": format_usd}[unit](value)
+    formats = {"s": format_duration, "bytes": format_bytes, "per_s": format_count}
+    return formats[unit](value) if unit in formats else format_money(value, unit)
 
 
 def format_percent(ratio: float | None) -> str:

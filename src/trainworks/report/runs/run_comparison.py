@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
+from trainworks.catalog.exchange import usd_of
 from trainworks.record.resolved import ResolvedRun
 from trainworks.report.runs.comparison import Comparison, Unit
 from trainworks.report.runs.curves import Point
@@ -200,9 +201,9 @@ def _finding(figures: Sequence[ComparedFigure], first: str, second: str) -> str:
 
 
 def _usd(resolved: ResolvedRun, report: Report) -> float | None:
-    if resolved.usd_per_hour is None or report.ledger is None:
+    if resolved.hour_price is None or report.ledger is None:
         return None
-    return resolved.usd_per_hour * report.ledger.held_s / HOUR_S
+    return usd_of(resolved.hour_price) * report.ledger.held_s / HOUR_S
 
 
 def _losses(report: Report) -> tuple[Point, ...]:

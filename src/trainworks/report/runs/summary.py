@@ -378,7 +378,7 @@ def _comparison(
         anchor=anchor,
         power_w=resolved.power_limit_w,
         energy_j=energy_j,
-        usd_per_hour=resolved.usd_per_hour,
+        hour_price=resolved.hour_price,
         failures_per_s=resolved.processes.nodes / node_mttf.value,
     )
 

@@ -12,22 +12,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from trainworks.numerals import NUMERALS, SCALES, chinese_number
+
 Kind = Literal[
     "bytes/s", "flops/s", "bytes", "watts", "share", "factor", "hours", "money", "ranks", "nodes",
 ]  # fmt: skip
 """What a quantity counts; `ranks` are accelerators, or the processes on them."""
 
-_WIDE = re.compile("[\uff02-\uff07\uff0a\uff0b\uff0d-\uff19\uff1c-\uff1e\uff20-\uff5d\u3000]")
-"""Letters, digits and signs of full width, without the punctuation that separates the parts of a Chinese sentence."""
-
-_NUMERALS = {
+_WORDS = {
     "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
-    "twelve": 12, "sixteen": 16, "a": 1, "an": 1, "single": 1, "单": 1, "一": 1, "两": 2, "双": 2, "二": 2, "三": 3,
-    "四": 4, "五": 5, "六": 6, "七": 7, "八": 8, "九": 9, "十": 10,
+    "twelve": 12, "sixteen": 16, "a": 1, "an": 1, "single": 1, "单": 1, "双": 2,
 }  # fmt: skip
 _SCALES = {
-    "千": 1e3, "万": 1e4, "百万": 1e6, "亿": 1e8, "千亿": 1e11, "万亿": 1e12, "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9,
-    "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12,
+    "k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12,
 }  # fmt: skip
 _DIGITS = r"\d[\d,]*(?:\.\d+)?"
 _LETTERS = (
@@ -35,9 +32,9 @@ _LETTERS = (
     r"|[Ss]ingle)(?=[\s-])"
 )
 _NUMBER = (
-    rf"(?<![A-Za-z0-9_.,])(?P<number>{_DIGITS}|{_LETTERS}|[单一两双二三四五六七八九十])"
+    rf"(?<![A-Za-z0-9_.,几数])(?P<number>{_DIGITS}|{_LETTERS}|[单双]|{NUMERALS})"
     rf"(?:\s?(?:[-–~～至到]|to)\s?(?P<upper>{_DIGITS}|{_LETTERS}))?(?P<more>\s?(?:\+|多|余|以上|or more))?"
-    r"\s?(?P<scale>百万|千亿|万亿|[千万亿]|[kKMB](?![A-Za-z/])|(?:thousand|million|billion|trillion)\b)?"
+    rf"\s?(?P<scale>{SCALES}|[kKMB](?![A-Za-z/])|(?:thousand|million|billion|trillion)\b)?"
 )
 _END = r"(?![A-Za-z0-9/])"
 _OF = (
@@ -97,15 +94,6 @@ class StatedQuantity:
         return re.search(r"B(?:/|ps)", self.text) is not None
 
 
-def ascii_width(text: str) -> str:
-    """Letters and digits of full width as those of ASCII; every character keeps its place.
-
-    >>> ascii_width("１０亿")
-    '10亿'
-    """
-    return _WIDE.sub(lambda found: " " if found[0] == "\u3000" else chr(ord(found[0]) - 0xFEE0), text)
-
-
 def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:
     """Quantities of a kind in a sentence, from left to right.
 
@@ -113,16 +101,10 @@ def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:
     [25000000000.0, 24000000000.0]
     """
     found = [
-        StatedQuantity(
-            kind,
-            _number(match["upper"] or match["number"] or "1") * _SCALES.get(match["scale"] or "", 1.0) * size,
-            match.start(),
-            match.end(),
-            match[0],
-            bool(match["more"] or match["after"]),
-        )
+        StatedQuantity(kind, value * size, match.start(), match.end(), match[0], bool(match["more"] or match["after"]))
         for pattern, size in _patterns(kind)
         for match in pattern.finditer(text)
+        if (value := _value(match["upper"] or match["number"] or "1", match["scale"] or "")) is not None
     ]
     yield from sorted(found, key=lambda one: one.start)
 
@@ -138,6 +120,10 @@ def _patterns(kind: Kind) -> tuple[tuple[re.Pattern[str], float], ...]:
     )
 
 
-def _number(text: str) -> float:
-    key = text.lower()
-    return float(_NUMERALS[key]) if key in _NUMERALS else float(text.replace(",", "").rstrip(".") or 0)
+def _value(number: str, scale: str) -> float | None:
+    """A number times its scale; None for Chinese numerals that are not a number, as in 万一."""
+    word = _WORDS.get(number.lower(), chinese_number(number))
+    if word is None and not number[0].isdecimal():
+        return None
+    value = float(number.replace(",", "").rstrip(".")) if word is None else float(word)
+    return value * (_SCALES.get(scale) or chinese_number(scale) or 1.0)

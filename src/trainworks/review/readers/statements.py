@@ -21,9 +21,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
+from trainworks.numerals import ascii_width
 from trainworks.review.finding import Problem
 from trainworks.review.readers.prose import prose_lines
-from trainworks.review.readers.quantities import Kind, StatedQuantity, ascii_width, quantities_in
+from trainworks.review.readers.quantities import Kind, StatedQuantity, quantities_in
 
 Language = Literal["en", "zh"]
 
