@@ -46,6 +46,28 @@ spec:
       restartPolicy: {}
       containers: [{{name: train, image: train}}]
 """
+_WORKERS = """apiVersion: apps/v1
+kind: StatefulSet
+metadata: {{name: train}}
+spec:
+  template:
+    spec:
+      restartPolicy: {}
+      containers: [{{name: train, image: train}}]
+"""
+_MEETING_JOB = """apiVersion: batch/v1
+kind: Job
+metadata: {{name: train}}
+spec:
+  completionMode: Indexed
+  template:
+    spec:
+      restartPolicy: Never
+{}      containers:
+      - name: train
+        image: train
+        env: [{{name: MASTER_ADDR, value: train-0.train}}]
+"""
 _BATCH = ("batch/v1", "Job")
 _NAMED_BY_SERVICES = ("PyTorchJob", "TFJob", "MPIJob", "PaddleJob", "XGBoostJob", "JobSet")
 """Kinds whose pods meet at the name of a service."""
@@ -180,6 +202,52 @@ def no_name_of_a_service(file: ReviewedFile) -> Iterator[Problem]:
                 own = tree.get(pod, "dnsPolicy") or tree.get(pod, "dnsConfig")
                 if host is not None and tree.is_true(host) and own is None and tree.get(pod, "containers") is not None:
                     yield Problem(*tree.place(host), "`hostNetwork` without `dnsPolicy: ClusterFirstWithHostNet`")
+
+
+@rule(
+    "TW407",
+    "Kubernetes refuses the workload",
+    why="`Always` is the only restart policy of a StatefulSet, Deployment, ReplicaSet or DaemonSet; the API server "
+    "refuses another. A program that ends would be started again in any case.",
+    fix="Run a training as a Job, JobSet or TrainJob, with `restartPolicy: Never`.",
+    source="https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#pod-template",
+    file="workers.yaml",
+    bad=_WORKERS.format("OnFailure"),
+    good=_WORKERS.format("Always"),
+)
+def refused_workload(file: ReviewedFile) -> Iterator[Problem]:
+    """Another policy in the template of such a workload."""
+    for document in file.documents:
+        if tree.scalar(tree.get(document, "kind")) in ("StatefulSet", "Deployment", "ReplicaSet", "DaemonSet"):
+            policy = tree.get(document, "spec", "template", "spec", "restartPolicy")
+            if policy is not None and tree.scalar(policy) in ("OnFailure", "Never"):
+                yield Problem(*tree.place(policy), f"`restartPolicy: {tree.scalar(policy)}` of a workload of services")
+
+
+@rule(
+    "TW408",
+    "The name of a pod does not resolve",
+    why="The pods of an indexed Job have names of DNS only within a headless service, which `subdomain` names. The "
+    "ranks wait for a MASTER_ADDR that nothing answers to.",
+    fix="Create a service with `clusterIP: None`, set `subdomain: SERVICE` in the pod, and use `POD.SERVICE`.",
+    source="https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/",
+    file="job.yaml",
+    bad=_MEETING_JOB.format(""),
+    good=_MEETING_JOB.format("      subdomain: train\n"),
+)
+def unresolved_pod(file: ReviewedFile) -> Iterator[Problem]:
+    """MASTER_ADDR is the name of the first pod of the Job, and the pods have no subdomain."""
+    for document in file.documents:
+        name = tree.scalar(tree.get(document, "metadata", "name"))
+        if (
+            tree.scalar(tree.get(document, "apiVersion")),
+            tree.scalar(tree.get(document, "kind")),
+        ) != _BATCH or not name:
+            continue
+        pod = tree.get(document, "spec", "template", "spec")
+        for setting in file.settings if tree.get(pod, "subdomain") is None else ():
+            if setting.name == "MASTER_ADDR" and re.fullmatch(rf"{re.escape(name)}-0(?:\..*)?", setting.value):
+                yield setting.problem(f"`{setting.value}` has no address without `subdomain`")
 
 
 def _resources(file: ReviewedFile) -> Iterator[yaml.Node]:

@@ -148,7 +148,7 @@ def threshold_out_of_range(file: ReviewedFile) -> Iterator[Problem]:
             most = next(limit for name, limit in _LARGEST.items() if re.fullmatch(name, found["metric"]))
             value = float(found["value"])
             before = (tree.scalar(node) or "")[: found.start("metric")]
-            if re.search(r"sum|count|increase|delta|rate|[-+*/]\s*$", before):
+            if re.search(r"sum|count|increase|delta|rate|timestamp|changes|resets|[-+*/]\s*$", before):
                 continue  # of another quantity than the metric
             if node is not None and (value > most or (value == most and found["sign"] == ">")):
                 message = f"`{found['metric']}` is at most {most:g}, and is compared with {found['value']}"
