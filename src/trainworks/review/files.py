@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import yaml
 
-from trainworks.catalog.software import releases
+from trainworks.catalog.software import slurm_of_systems
 from trainworks.config.slurm.sbatch_options import MAGIC, OptionLines, read_options
 from trainworks.config.stack_parts.words import is_of_stack
 from trainworks.review.finding import Edit
@@ -54,13 +54,6 @@ def kind_of(path: Path) -> Kind | None:
     if re.fullmatch(r"slurm[_-].*\.conf", path.name):
         return "slurm"
     return _SUFFIXES.get(path.suffix.lower())
-
-
-@cache
-def _slurm_of_systems() -> dict[str, str]:
-    """Release of Slurm in the packages of each operating system of the catalogue, by the name of its image."""
-    systems = [each for each in releases("operating system") if each.slurm]
-    return {each.name.lower().replace(" ", ":"): each.slurm or "" for each in systems}
 
 
 class ReviewedFile:
@@ -222,7 +215,7 @@ class ReviewedFile:
 
     def allowed_releases(self, software: Software) -> tuple[Allowed, ...]:
         """Releases of a software that the file is used with, by its own text and the files around it."""
-        return allowed_releases(software, self.name, self.text, self.folder, _slurm_of_systems())
+        return allowed_releases(software, self.name, self.text, self.folder, slurm_of_systems())
 
     def read_near(self, name: str) -> str | None:
         """Text of a file that this one names; None if it is not there."""

@@ -1,4 +1,4 @@
-"""TW122 to TW128: what a batch script leaves its nodes to do, and what the shell makes of its names."""
+"""TW122 to TW130, TW317 and TW318: what a batch script gives its nodes to do, and what the shell makes of it."""
 
 from __future__ import annotations
 
@@ -37,20 +37,15 @@ _PYTHON = re.compile(r"(?:\S*/)?python3?(?:\.\d+)?")
 )
 def unset_meeting_point(file: ReviewedFile) -> Iterator[Problem]:
     """An address or port of a launch whose name stands in the script only where it is expanded."""
-    if file.batch is None or _reads_other_script(file):
-        return
+    read = [c.words for c in file.commands if c.words[0].text in ("source", ".", "eval", "read") and len(c.words) > 1]
+    if file.batch is None or any(not re.search(r"/activate$|conda\.sh$|bashrc$", words[1].text) for words in read):
+        return  # another file may set it; one that activates an environment of Python does not
     for _, launch in file.launches:
         for option in ("rdzv_endpoint", "master_addr", "master_port"):
             for found in _MEETING.finditer(launch.values.get(option, "")):
                 name = found[1]
                 if not re.search(rf"(?<![$\w{{]){name}\b", file.text):
                     yield launch.options[option].problem(f"nothing sets `{name}`")
-
-
-def _reads_other_script(file: ReviewedFile) -> bool:
-    """The script reads another file that may set variables; one that activates an environment of Python does not."""
-    read = [c.words for c in file.commands if c.words[0].text in ("source", ".", "eval", "read") and len(c.words) > 1]
-    return any(not re.search(r"/activate$|conda\.sh$|bashrc$", words[1].text) for words in read)
 
 
 @_batch_rule(
@@ -170,3 +165,141 @@ def blocking_launches(file: ReviewedFile) -> Iterator[Problem]:
             near = "\n".join(file.lines[max(0, setting.line - 3) : setting.line])
             if not re.search(r"debug|trace|error|hang|remove|调试", near, re.IGNORECASE):
                 yield setting.problem("`CUDA_LAUNCH_BLOCKING=1` for a training")
+
+
+@_batch_rule(
+    "TW124",
+    "The folder of the output is made too late",
+    why="Slurm opens the file of `--output` before the script starts, and the script makes the folder. Where it is not "
+    "there yet, the job fails at once and leaves no output.",
+    fix="Make the folder before `sbatch`, or write the output into a folder that exists.",
+    bad="#!/bin/bash\n#SBATCH --output=logs/%j.out\nmkdir -p logs\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --output=%j.out\nmkdir -p logs\nsrun python train.py\n",
+)
+def late_folder(file: ReviewedFile) -> Iterator[Problem]:
+    """The script itself makes the folder that holds its output."""
+    made = {
+        word.text.rstrip("/").removeprefix("./")
+        for c in file.commands
+        if c.words[0].text == "mkdir"
+        for word in c.words
+    }
+    for option in file.batch.options if file.batch else ():
+        folder = option.text.rpartition("/")[0].removeprefix("./")
+        if option.name == "output" and folder and folder in made:
+            yield Problem(option.line, 1, f"the script makes `{folder}`, and Slurm opens `{option.text}` before it")
+
+
+@rule(
+    "TW128",
+    "The variable is expanded on the other host",
+    why="In single quotes the shell of the other host expands the variable, and there it is not set: the option has no "
+    "value.",
+    fix="Use double quotes around the remote command.",
+    source=_BASH,
+    bad="head=node1\nssh node2 'torchrun --nnodes=2 --node-rank=1 --master-addr=$head --nproc-per-node=8 train.py'\n",
+    good='head=node1\nssh node2 "torchrun --nnodes=2 --node-rank=1 --master-addr=$head --nproc-per-node=8 train.py"\n',
+)
+def expanded_elsewhere(file: ReviewedFile) -> Iterator[Problem]:
+    """A variable of the script, in the quoted command of an ssh, which does not set it."""
+    for script in file.scripts if file.kind == "shell" else ():
+        own = {setting.name for setting in script.settings}
+        for command in script.commands:
+            for word in command.words[1:] if command.words[0].text == "ssh" else ():
+                for found in re.finditer(r"\$\{?(\w+)", word.text) if word.raw.startswith("'") else ():
+                    if found[1] in own and not re.search(rf"\b{found[1]}=|\b(?:for|read) {found[1]}\b", word.text):
+                        yield word.problem(f"`{found[1]}` is set here, and not on the other host")
+                        break
+
+
+@_batch_rule(
+    "TW129",
+    "Slurm sends no signal to the script",
+    "warning",
+    why="At the time limit Slurm sends SIGTERM, and SIGKILL soon after. It sends another signal, and some time before, "
+    "only for `--signal`; the trap of the script never runs.",
+    fix="Add `#SBATCH --signal=B:USR1@300`, and start the program with `&` and `wait`.",
+    bad="#!/bin/bash\n#SBATCH --time=24:00:00\ntrap 'scontrol requeue $SLURM_JOB_ID' USR1\n"
+    "srun python train.py &\nwait\n",
+    good="#!/bin/bash\n#SBATCH --time=24:00:00 --signal=B:USR1@300\n"
+    "trap 'scontrol requeue $SLURM_JOB_ID' USR1\nsrun python train.py &\nwait\n",
+)
+def unsent_signal(file: ReviewedFile) -> Iterator[Problem]:
+    """A trap for a signal of users, in a batch script without `--signal` that sends none itself."""
+    if file.batch is None or "signal" in file.options or re.search(r"\bkill\b|scancel|--signal|timeout", file.text):
+        return
+    for command in file.commands:
+        if command.words[0].text == "trap" and re.fullmatch(r"(?:SIG)?USR[12]", command.words[-1].text):
+            yield command.words[0].problem(f"nothing asks Slurm for {command.words[-1].text}")
+
+
+@_batch_rule(
+    "TW130",
+    "GPUs of the job have no process",
+    "warning",
+    why="torchrun starts fewer processes than the job has GPUs on each node: the others are allocated, and idle.",
+    fix="Request as many GPUs as `--nproc-per-node` starts processes.",
+    bad="#!/bin/bash\n#SBATCH --gres=gpu:8\ntorchrun --standalone --nproc-per-node=4 train.py\n",
+    good="#!/bin/bash\n#SBATCH --gres=gpu:8\ntorchrun --standalone --nproc-per-node=8 train.py\n",
+)
+def idle_gpus(file: ReviewedFile) -> Iterator[Problem]:
+    """The only launch of a batch script has fewer processes than `--gres` or `--gpus-per-node` gives."""
+    asked = [file.options.get(name, "") for name in ("gpus-per-node", "gres")]
+    found = next((m for text in asked if (m := re.fullmatch(r"(?:gpu:)?(?:[A-Za-z][\w.-]*:)?(\d+)", text))), None)
+    alone = len(file.launches) == 1 and not re.search("CUDA_VISIBLE_DEVICES|vllm|& *$", file.text, re.MULTILINE)
+    for script, launch in file.launches if found and alone else ():
+        processes = script.number(launch.values.get("nproc_per_node"))
+        gpus = int(found[1]) if found else 0
+        if processes and processes < gpus and not launch.prefix[1:]:
+            yield launch.options["nproc_per_node"].problem(f"{processes} processes, and {gpus} GPUs on each node")
+
+
+@_batch_rule(
+    "TW317",
+    "An option with two values",
+    "warning",
+    why="sbatch takes the last of two values and says nothing: the other line has no effect, and one of them is wrong.",
+    fix="Keep one of the lines.",
+    bad="#!/bin/bash\n#SBATCH --time=1\n#SBATCH --time=00:10:00\nsrun python train.py\n",
+    good="#!/bin/bash\n#SBATCH --time=00:10:00\nsrun python train.py\n",
+)
+def two_values(file: ReviewedFile) -> Iterator[Problem]:
+    """Two lines with one option and different values; an option that adds to itself may come twice."""
+    seen: dict[str, str] = {}
+    for option in file.batch.options if file.batch else ():
+        if option.name in ("time", "nodes", "ntasks", "ntasks-per-node", "mem", "cpus-per-task", "partition", "gres"):
+            first = seen.setdefault(option.name, option.text)
+            if first != option.text:
+                yield Problem(option.line, 1, f"`{option}` replaces the value `{first}`")
+
+
+_SET_BY = {
+    "SLURM_GPUS": ("gpus",),
+    "SLURM_GPUS_PER_NODE": ("gpus-per-node",),
+    "SLURM_GPUS_PER_TASK": ("gpus-per-task",),
+    "SLURM_NTASKS_PER_NODE": ("ntasks-per-node",),
+    "SLURM_CPUS_PER_TASK": ("cpus-per-task",),
+}
+"""Variables that Slurm sets only where the option is given."""
+
+
+@_batch_rule(
+    "TW318",
+    "The variable is not set for this job",
+    why="Slurm sets this variable only for the option of its name. The script requests its resources in another way, "
+    "so the variable is empty.",
+    fix="Give the option, or a default: `${SLURM_CPUS_PER_TASK:-1}`; `SLURM_GPUS_ON_NODE` is always set.",
+    bad="#!/bin/bash\n#SBATCH --gres=gpu:8\ntorchrun --standalone --nproc-per-node=$SLURM_GPUS train.py\n",
+    good="#!/bin/bash\n#SBATCH --gres=gpu:8\ntorchrun --standalone --nproc-per-node=$SLURM_GPUS_ON_NODE train.py\n",
+)
+def unset_for_this_job(file: ReviewedFile) -> Iterator[Problem]:
+    """Such a variable without a default, in a script that has options and not this one, and that does not set it."""
+    for number, line in enumerate(file.lines if file.batch else (), start=1):
+        for found in re.finditer(r"\$\{?(SLURM_\w+)(?![\w:])", "" if line.lstrip().startswith("#") else line):
+            needs = _SET_BY.get(found[1], ())
+            asks = found[1].endswith("CPUS_PER_TASK") or any("gpu" in f"{k}={v}" for k, v in file.options.items())
+            asks = asks or (found[1] == "SLURM_NTASKS_PER_NODE" and "ntasks" in file.options)
+            handled = re.search(rf"{found[1]}(?:=|:[-=?])|-[zn] [^\n]*{found[1]}", file.text.replace(line, ""))
+            if needs and asks and not any(name in file.options for name in needs) and not handled:
+                yield Problem(number, found.start() + 1, f"`{found[1]}` is set for `--{needs[0]}` alone")
+                return

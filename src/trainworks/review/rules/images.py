@@ -1,4 +1,4 @@
-"""TW708 to TW710: images that do not start or are not the same twice, and secrets in files."""
+"""TW708 to TW710, TW712 and TW713: images that do not start or are not the same twice, and secrets in files."""
 
 from __future__ import annotations
 
@@ -83,3 +83,43 @@ def committed_secret(file: ReviewedFile) -> Iterator[Problem]:
             token = found[1] or found[0]
             if len(set(token)) >= _LEAST_LETTERS and not re.search("example|abcdef|123456", token, re.IGNORECASE):
                 yield Problem(number, found.start() + 1, f"a token that begins with `{token[:4]}`")
+
+
+@_image_rule(
+    "TW712",
+    "The version goes into a file",
+    "warning",
+    why="Without quotes the shell reads `>` as a redirection: pip installs any version, and its output is written to a "
+    "file with the name of the version, such as `=1.0`.",
+    fix='Put the requirement in quotes: `"package>=1.0"`.',
+    source="https://pip.pypa.io/en/stable/reference/requirement-specifiers/",
+    bad="FROM python:3.12\nRUN pip install datasets>=2.0\n",
+    good='FROM python:3.12\nRUN pip install "datasets>=2.0"\n',
+)
+def redirected_version(file: ReviewedFile) -> Iterator[Problem]:
+    """A requirement with `>` or `<` outside of quotes, of `pip install` in shell code."""
+    for command in file.commands if file.kind in ("shell", "dockerfile", "yaml") else ():
+        texts = command.texts
+        at = texts.index("install") if "install" in texts and any(re.fullmatch(r"pip3?|uv", t) for t in texts) else 0
+        for word in command.words[at + 1 :] if at else ():
+            if re.match(r"[A-Za-z][\w.-]*(?:\[[\w,-]+\])?[<>]=?\d", word.raw):
+                yield word.problem(f"the shell reads `{word.raw}` as a redirection")
+
+
+@_image_rule(
+    "TW713",
+    "The next instruction has another shell",
+    "warning",
+    why="Each `RUN` starts a shell of its own. A variable, a folder or an environment that one sets is gone in the "
+    "next.",
+    fix="Use `ENV` or `WORKDIR`, or join the commands with `&&`.",
+    source="https://docs.docker.com/reference/dockerfile/#run",
+    bad="FROM python:3.12\nRUN export CUDA_HOME=/usr/local/cuda\nRUN pip install flash-attn==2.8.3\n",
+    good="FROM python:3.12\nENV CUDA_HOME=/usr/local/cuda\nRUN pip install flash-attn==2.8.3\n",
+)
+def lost_setting(file: ReviewedFile) -> Iterator[Problem]:
+    """A `RUN` that does nothing but `export`, `cd`, `source` or `conda activate`."""
+    for script in file.scripts if file.kind == "dockerfile" else ():
+        code = script.text.strip()
+        if re.fullmatch(r"(?:export \w+=\S+|cd \S+|(?:source|\.) \S+|(?:conda|source) activate \S+)", code):
+            yield Problem(script.first_line, 1, f"`{code}` ends with its instruction")

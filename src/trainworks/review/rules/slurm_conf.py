@@ -1,4 +1,4 @@
-"""TW314 to TW316: plugins, default memory and the user of slurm.conf."""
+"""TW314 to TW316, TW319 and TW320: plugins, default memory, and the controllers of slurm.conf."""
 
 from __future__ import annotations
 
@@ -88,3 +88,40 @@ def controller_as_root(file: ReviewedFile) -> Iterator[Problem]:
         found = line.get("slurmuser")
         if found and found.value == "root" and file.is_slurm_conf:
             yield Problem(found.line, found.column, "`SlurmUser=root`")
+
+
+@_conf_rule(
+    "TW319",
+    "Processes of a job that Slurm does not find",
+    "warning",
+    why="`proctrack/linuxproc` and `proctrack/pgid` follow parents and groups of processes. A program that leaves them "
+    "survives its job and keeps its GPU.",
+    fix="Set `ProctrackType=proctrack/cgroup`.",
+    bad="GresTypes=gpu\nProctrackType=proctrack/linuxproc\nNodeName=gpu1 Gres=gpu:8\n",
+    good="GresTypes=gpu\nProctrackType=proctrack/cgroup\nNodeName=gpu1 Gres=gpu:8\n",
+)
+def lost_processes(file: ReviewedFile) -> Iterator[Problem]:
+    """Such a plugin in the configuration of nodes with GPUs."""
+    gpus = any(found.value.startswith("gpu") for line in file.conf if (found := line.get("gres")))
+    for line in file.conf if gpus and file.is_slurm_conf else ():
+        found = line.get("proctracktype")
+        if found and found.value in ("proctrack/linuxproc", "proctrack/pgid"):
+            yield Problem(found.line, found.column, f"`{found.value}` on nodes with GPUs")
+
+
+@_conf_rule(
+    "TW320",
+    "The second controller has another state",
+    why="The controller that takes over reads the state of the first from `StateSaveLocation`. In a folder of one host "
+    "it finds none, and the jobs of the cluster are lost.",
+    fix="Put it on a file system that both hosts mount.",
+    bad="SlurmctldHost=head1\nSlurmctldHost=head2\nStateSaveLocation=/var/spool/slurmctld\n",
+    good="SlurmctldHost=head1\nSlurmctldHost=head2\nStateSaveLocation=/shared/slurmctld\n",
+)
+def state_of_one_host(file: ReviewedFile) -> Iterator[Problem]:
+    """Two controllers, and a folder below `/var` or `/tmp`."""
+    hosts = [found for line in file.conf if (found := line.get("slurmctldhost") or line.get("backupcontroller"))]
+    for line in file.conf if len(hosts) > 1 and file.is_slurm_conf else ():
+        found = line.get("statesavelocation")
+        if found and re.match("/(?:var|tmp)/", found.value):
+            yield Problem(found.line, found.column, f"`{found.value}` is a folder of one host")

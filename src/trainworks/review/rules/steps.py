@@ -1,4 +1,4 @@
-"""TW631 to TW637: the steps of a training loop: gradients, schedules, evaluation, devices and checkpoints."""
+"""TW631 to TW642: the steps of a training loop: gradients, schedules, evaluation, devices and checkpoints."""
 
 from __future__ import annotations
 
@@ -260,3 +260,99 @@ def loaded_onto_one_gpu(file: ReviewedFile) -> Iterator[Problem]:
         placed = any(each.arg in (None, "map_location") for each in call.node.keywords)
         if call.name == "torch.load" and len(call.node.args) == 1 and not placed and not code.is_on_one_rank(call.node):
             yield call.problem("every rank loads onto the GPU that saved")
+
+
+@_program_rule(
+    "TW638",
+    "The call chooses no device",
+    why="`torch.accelerator.device_index` is a context manager: a call on a line of its own changes nothing, and every "
+    "rank stays on device 0.",
+    fix="Call `torch.accelerator.set_device_index(index)`.",
+    source="https://docs.pytorch.org/docs/stable/accelerator.html",
+    bad="import torch\ntorch.accelerator.device_index(1)\n",
+    good="import torch\ntorch.accelerator.set_device_index(1)\n",
+)
+def context_without_block(file: ReviewedFile) -> Iterator[Problem]:
+    """`torch.accelerator.device_index(...)` or `torch.cuda.device(...)` as a statement."""
+    code = file.python
+    for call in code.calls_of("device_index", "device"):
+        is_context = call.name in ("torch.accelerator.device_index", "torch.cuda.device")
+        if is_context and isinstance(code.parents.get(call.node), ast.Expr):
+            yield call.problem(f"`{call.name}` without `with` changes nothing")
+
+
+@_program_rule(
+    "TW640",
+    "Gradients are never deleted",
+    why="`backward()` adds to the gradients that are there. Without `zero_grad` each step goes along the sum of all "
+    "gradients since the start.",
+    fix="Call `optimizer.zero_grad()` once per step of the optimizer.",
+    bad="import torch\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nfor x in loader:\n"
+    "    model(x).backward()\n    optimizer.step()\n",
+    good="import torch\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\nfor x in loader:\n"
+    "    model(x).backward()\n    optimizer.step()\n    optimizer.zero_grad()\n",
+)
+def kept_gradients(file: ReviewedFile) -> Iterator[Problem]:
+    """A loop with `backward` and the step of an optimizer of torch, in a file that deletes no gradient in any way."""
+    code = file.python
+    deletes = re.search(r"zero_grad|\.grad\b|grads\b|set_to_none|\.zero_\(", code.text) or _OTHER_LOOPS.search(
+        code.text
+    )
+    if deletes or "torch.optim" not in code.text:
+        return
+    for call in code.calls_of("step"):
+        made = code.values_of(call.node.func.value) if isinstance(call.node.func, ast.Attribute) else []
+        is_optimizer = any(re.match(r"(?:torch\.)?optim\.\w+\(", ast.unparse(value)) for value in made)
+        loop = code.loop_around(call.node)
+        if is_optimizer and loop and any(code.loop_around(other.node) is loop for other in code.calls_of("backward")):
+            yield call.problem("the gradients of all steps add up: nothing calls `zero_grad`")
+
+
+@_program_rule(
+    "TW641",
+    "The loss scale never changes",
+    why="`scaler.update()` lowers the scale after a step with infinite gradients. Without it every later step is left "
+    "out as well, and a second `step` raises an error.",
+    fix="Call `scaler.update()` behind `scaler.step(optimizer)`.",
+    source="https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling",
+    bad='import torch\nscaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\nscaler.step(optimizer)\n',
+    good='import torch\nscaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\n'
+    "scaler.step(optimizer)\nscaler.update()\n",
+)
+def constant_scale(file: ReviewedFile) -> Iterator[Problem]:
+    """`scaler.step(...)` of a GradScaler of the file, without `update` of it."""
+    code = file.python
+    for call in code.calls_of("step") if any(code.calls_of("GradScaler")) else ():
+        owner = call.name.rpartition(".")[0]
+        if "scaler" in owner.lower() and call.node.args and f"{owner}.update(" not in code.text:
+            yield call.problem(f"`{owner}.step` without `{owner}.update()`")
+            return
+
+
+@_program_rule(
+    "TW642",
+    "The graph of every step is kept",
+    "warning",
+    why="The sum of losses refers to the graph of each of them, so memory of the GPU grows with every step.",
+    fix="Add `loss.item()`, or `loss.detach()`, which waits for no GPU.",
+    source="https://docs.pytorch.org/docs/stable/notes/faq.html#my-model-reports-cuda-runtime-error-2-out-of-memory",
+    bad="import torch\ntotal = 0\nfor x in loader:\n    loss = model(x)\n    loss.backward()\n    total += loss\n",
+    good="import torch\ntotal = 0\nfor x in loader:\n    loss = model(x)\n    loss.backward()\n"
+    "    total += loss.detach()\n",
+)
+def kept_graph(file: ReviewedFile) -> Iterator[Problem]:
+    """`total += loss` of the tensor whose `backward` the same loop calls, where nothing calls `backward` of the sum."""
+    code = file.python
+    owners = {call.name.rpartition(".")[0]: call for call in code.calls_of("backward")}
+    for node in code.nodes_of(ast.AugAssign) if owners else ():
+        value, target = ast.unparse(node.value), ast.unparse(node.target)
+        call = owners.get(value)
+        loop = code.loop_around(node)
+        same = call is not None and loop is not None and code.loop_around(call.node) is loop
+        if same and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Name) and target not in owners:
+            kept = all(
+                re.search(r"item\(|float\(|detach|\.data", ast.unparse(each)) is None
+                for each in code.values_of(node.value)
+            )
+            if kept and call is not None and call.node.lineno < node.lineno:
+                yield Problem(node.lineno, node.col_offset + 1, f"`{target}` keeps the graph of each `{value}`")

@@ -1,4 +1,4 @@
-"""TW624 to TW628: what some ranks do alone while the others wait, or what only all ranks have together."""
+"""TW624 to TW630 and TW639: what some ranks do alone while the others wait, or what only all ranks have together."""
 
 from __future__ import annotations
 
@@ -154,15 +154,81 @@ def state_without_parameters(file: ReviewedFile) -> Iterator[Problem]:
     code = file.python
     if "deepspeed" not in code.text or _GATHERED.search(code.text):
         return
-    for call in code.calls_of("save"):
+    names = {each.value for each in code.nodes_of(ast.Constant) if isinstance(each.value, str)}
+    texts = [file.text, *(file.read_near(name) or "" for name in names if name.endswith(".json"))]
+    is_stage_3 = any(re.search(r"""["']stage["']\s*:\s*3\b""", text) for text in texts)
+    for call in code.calls_of("save") if is_stage_3 else ():
         saved = ast.unparse(call.node.args[0]) if call.node.args else ""
         is_module = re.search(r"(?:model|net|module)\.state_dict\(\)", saved)
-        if call.name == "torch.save" and is_module and _is_stage_3(file):
+        if call.name == "torch.save" and is_module:
             yield call.problem(f"`{saved}` has no parameters under ZeRO stage 3")
 
 
-def _is_stage_3(file: ReviewedFile) -> bool:
-    """The program, or a configuration that it names and that lies beside it, chooses stage 3 of ZeRO."""
-    names = {n.value for n in file.python.nodes_of(ast.Constant) if isinstance(n.value, str)}
-    texts = [file.text, *(file.read_near(name) or "" for name in names if name.endswith(".json"))]
-    return any(re.search(r"""["']stage["']\s*:\s*3\b""", text) for text in texts)
+@_program_rule(
+    "TW629",
+    "Each rank clips its own part",
+    "warning",
+    why="The parameters of a FSDP model are parts of a whole. `torch.nn.utils.clip_grad_norm_` takes the norm of the "
+    "part of its rank: each rank scales by another factor, and the limit holds for none.",
+    fix="Call `model.clip_grad_norm_(max_norm)`, which takes the norm over all ranks.",
+    source=_FSDP + "#torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_",
+    bad=_FSDP_HEAD + "loss.backward()\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n",
+    good=_FSDP_HEAD + "loss.backward()\nmodel.clip_grad_norm_(1.0)\n",
+)
+def clipped_by_part(file: ReviewedFile) -> Iterator[Problem]:
+    """The function of torch in a program that wraps its model with FSDP, and in no other way."""
+    code = file.python
+    if not any(code.calls_of("FullyShardedDataParallel")) or any(
+        code.calls_of("DistributedDataParallel", "fully_shard")
+    ):
+        return
+    for call in code.calls_of("clip_grad_norm_"):
+        if call.name.startswith("torch.nn.utils") and "NO_SHARD" not in code.text:
+            yield call.problem("the norm is that of the part of one rank")
+
+
+@_program_rule(
+    "TW630",
+    "One rank loads the checkpoint",
+    why="DistributedDataParallel sends the parameters of rank 0 to the others when it is made, and not later: rank 0 "
+    "continues from the checkpoint, the others from their start, and their gradients are averaged.",
+    fix="Load on every rank with `map_location`, or before the model is wrapped.",
+    bad=_HEAD + "if dist.get_rank() == 0:\n    model.load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
+    good=_HEAD + "model.load_state_dict(torch.load('last.pt', map_location='cpu'))\n",
+)
+def loaded_by_one_rank(file: ReviewedFile) -> Iterator[Problem]:
+    """`load_state_dict` of a model that one rank reaches, behind the wrapping, in a file that broadcasts nothing."""
+    code = file.python
+    wraps = list(code.calls_of("DistributedDataParallel"))
+    if not wraps or re.search("broadcast|sync_module_states", code.text):
+        return
+    for call in code.calls_of("load_state_dict"):
+        if re.search("optim|sched|scaler", call.name) or not code.is_on_one_rank(call.node):
+            continue
+        function = code.parents.get(call.node)
+        while function is not None and not isinstance(function, ast.FunctionDef):
+            function = code.parents.get(function)
+        uses = [call.node] if function is None else [use.node for use in code.calls_of(function.name)]
+        if any(code.follows(use, wrap.node) for use in uses for wrap in wraps):
+            yield call.problem("rank 0 loads, and the other ranks keep what they had")
+
+
+@_program_rule(
+    "TW639",
+    "The ranks wait for each other in every step",
+    "warning",
+    why="The all-reduce of the gradients already keeps the ranks together. A barrier in each step waits for the "
+    "slowest rank once more and empties the queues of the GPUs.",
+    fix="Remove the barrier; time with `torch.cuda.Event`.",
+    bad=_HEAD + "for batch in loader:\n    loss = model(batch)\n    dist.barrier()\n    loss.backward()\n",
+    good=_HEAD + "for batch in loader:\n    loss = model(batch)\n    loss.backward()\n",
+)
+def barrier_in_every_step(file: ReviewedFile) -> Iterator[Problem]:
+    """`barrier` in the body of the innermost loop that also calls `backward` there."""
+    code = file.python
+    for call in code.calls_of("barrier") if _TOGETHER.search(code.text) else ():
+        statement = code.parents.get(call.node)
+        loop = code.parents.get(statement) if statement is not None else None
+        is_step = any(code.loop_around(other.node) is loop for other in code.calls_of("backward"))
+        if isinstance(loop, ast.For | ast.While) and call.name.endswith("distributed.barrier") and is_step:
+            yield call.problem("a barrier in each step")
