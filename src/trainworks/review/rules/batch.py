@@ -1,4 +1,4 @@
-"""TW122 to TW130, TW317 and TW318: what a batch script gives its nodes to do, and what the shell makes of it."""
+"""TW122 to TW131, TW317 and TW318: what a batch script gives its nodes to do, and what the shell makes of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BASH = "https://www.gnu.org/software/bash/manual/bash.html#Shell-Parameter-Expa
 _MEETING = re.compile(r"\$\{?((?:MASTER|RDZV|HEAD_NODE)\w*)\}?", re.IGNORECASE)
 _STARTS_ELSEWHERE = re.compile(
     r"\b(?:srun|mpirun|mpiexec|orterun|prun|ibrun|jsrun|aprun|pdsh|clush|ssh|ray|horovodrun|deepspeed|accelerate|torchrun"
-    r"|torch\.distributed|parallel|dask\w*|spark\w*|nextflow|snakemake|submitit|sbatch|charmrun|NODELIST|hostfile"
+    r"|torch\.distributed|parallel|dask\w*|spark\w*|nextflow|snakemake|submitit|sbatch|charmrun|\w*NODELIST|hostfile"
     r"|hostlist|machinefile|scontrol|make)\b|\.sh\b|\beval\b"
 )
 """Programs that start others on the nodes of a job, or may, and lists of these nodes."""
@@ -226,7 +226,7 @@ def expanded_elsewhere(file: ReviewedFile) -> Iterator[Problem]:
 )
 def unsent_signal(file: ReviewedFile) -> Iterator[Problem]:
     """A trap for a signal of users, in a batch script without `--signal` that sends none itself."""
-    if file.batch is None or "signal" in file.options or re.search(r"\bkill\b|scancel|--signal|timeout", file.text):
+    if file.batch is None or "signal" in file.options or re.search(r"\bkill\b|scancel|--signal|\btimeout -", file.text):
         return
     for command in file.commands:
         if command.words[0].text == "trap" and re.fullmatch(r"(?:SIG)?USR[12]", command.words[-1].text):
@@ -303,3 +303,21 @@ def unset_for_this_job(file: ReviewedFile) -> Iterator[Problem]:
             if needs and asks and not any(name in file.options for name in needs) and not handled:
                 yield Problem(number, found.start() + 1, f"`{found[1]}` is set for `--{needs[0]}` alone")
                 return
+
+
+@rule(
+    "TW131",
+    "A range of letters that is none",
+    why="In the order of characters `Z` precedes `a`: grep and sed refuse the range with `Invalid range end`, and "
+    "other locales take other letters.",
+    fix="Write `[a-zA-Z]`.",
+    source="https://www.gnu.org/software/grep/manual/grep.html#Character-Classes-and-Bracket-Expressions",
+    bad="scontrol show node | grep -o 'State=[a-Z]*'\n",
+    good="scontrol show node | grep -o 'State=[a-zA-Z]*'\n",
+)
+def reversed_range(file: ReviewedFile) -> Iterator[Problem]:
+    """`[a-Z` in the words of grep, sed or awk."""
+    for command in file.commands if file.kind in ("shell", "dockerfile") else ():
+        for word in command.words[1:] if command.words[0].text in ("grep", "egrep", "sed", "awk", "tr") else ():
+            if re.search(r"\[[^\]\s]*a-Z", word.text):
+                yield word.problem("`a-Z` is not a range")

@@ -73,6 +73,7 @@ def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
     """A shuffling loader beside DistributedDataParallel, in a file without any kind of sharding."""
     code = file.python
     wrapped = any(call.name.startswith("torch.") for call in code.calls_of("DistributedDataParallel"))
+    wrapped = wrapped or any(call.name == "deepspeed.initialize" for call in code.calls_of("initialize"))
     if wrapped and not _SHARDS.search(code.text):
         for call in code.calls_of("DataLoader"):
             if call.constant("shuffle") is True and not _HELD_OUT.search(ast.unparse(call.node)):

@@ -1,4 +1,4 @@
-"""TW708 to TW710, TW712 and TW713: images that do not start or are not the same twice, and secrets in files."""
+"""TW708 to TW710, TW712 to TW714: images that do not start or are not the same twice, and secrets in files."""
 
 from __future__ import annotations
 
@@ -123,3 +123,21 @@ def lost_setting(file: ReviewedFile) -> Iterator[Problem]:
         code = script.text.strip()
         if re.fullmatch(r"(?:export \w+=\S+|cd \S+|(?:source|\.) \S+|(?:conda|source) activate \S+)", code):
             yield Problem(script.first_line, 1, f"`{code}` ends with its instruction")
+
+
+@_image_rule(
+    "TW714",
+    "The package is not installed",
+    why="With `-s` apt-get prints what it would do, and installs nothing.",
+    fix="Remove `-s`.",
+    source="https://manpages.debian.org/stable/apt/apt-get.8.en.html",
+    bad="FROM ubuntu:24.04\nRUN apt-get update && apt-get install -s -y libibverbs-dev\n",
+    good="FROM ubuntu:24.04\nRUN apt-get update && apt-get install -y libibverbs-dev\n",
+)
+def simulated_install(file: ReviewedFile) -> Iterator[Problem]:
+    """`apt-get install -s` in an image."""
+    for command in file.commands if file.kind == "dockerfile" else ():
+        if command.words[0].text in ("apt-get", "apt") and "install" in command.texts:
+            for word in command.words:
+                if word.text in ("-s", "--simulate", "--dry-run"):
+                    yield word.problem(f"`{word.text}` installs nothing")

@@ -258,3 +258,22 @@ def variable_of_one_node(file: ReviewedFile) -> Iterator[Problem]:
             named = setting.name.startswith(("NCCL_", "CUDA_VISIBLE")) and setting.line < command.line
             if named and exported and not given:
                 yield setting.problem(f"mpirun gives `{setting.name}` to no other host")
+
+
+@_nccl_rule(
+    "TW225",
+    "Ranks of one node talk through the network",
+    "warning",
+    why="With `NCCL_SHM_DISABLE=1` the ranks of a node that have no direct access to each other's GPU exchange data "
+    "through a network adapter in place of host memory.",
+    fix="Remove the variable, and give the container more of /dev/shm.",
+    bad="NCCL_SHM_DISABLE=1 torchrun --standalone --nproc-per-node=8 train.py\n",
+    good="NCCL_DEBUG=WARN torchrun --standalone --nproc-per-node=8 train.py\n",
+)
+def disabled_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
+    """The variable in a script that starts a training, without a comment above it."""
+    starts = file.launches or any(c.words[0].text in ("srun", "deepspeed", "mpirun") for c in file.commands)
+    for setting in file.settings if starts and file.kind == "shell" else ():
+        above = file.lines[setting.line - 2].strip() if setting.line > 1 else ""
+        if setting.name == "NCCL_SHM_DISABLE" and setting.value == "1" and not above.startswith("#"):
+            yield setting.problem("`NCCL_SHM_DISABLE=1`")

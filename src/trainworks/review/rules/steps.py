@@ -1,4 +1,4 @@
-"""TW631 to TW642: the steps of a training loop: gradients, schedules, evaluation, devices and checkpoints."""
+"""TW631 to TW643: the steps of a training loop: gradients, schedules, evaluation, devices and checkpoints."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers.python import Call, PythonCode
 from trainworks.review.rule import rule
+from trainworks.review.versions import Releases
 
 _OPTIMIZER = "https://docs.pytorch.org/docs/stable/optim.html"
 _program_rule = partial(rule, file="train.py", source=_OPTIMIZER)
@@ -356,3 +357,28 @@ def kept_graph(file: ReviewedFile) -> Iterator[Problem]:
             )
             if kept and call is not None and call.node.lineno < node.lineno:
                 yield Problem(node.lineno, node.col_offset + 1, f"`{target}` keeps the graph of each `{value}`")
+
+
+@_program_rule(
+    "TW643",
+    "PyTorch refuses the saved object",
+    why="Since PyTorch 2.6 `torch.load` reads tensors and plain values alone. A model or data set that was saved as an "
+    "object raises an UnpicklingError.",
+    fix="Save `model.state_dict()`; give `weights_only=False` for a file of your own that holds another object.",
+    source="https://docs.pytorch.org/docs/stable/generated/torch.load.html",
+    bad="import torch\ntorch.save(dataset, path)\ndataset = torch.load(path)\n",
+    good="import torch\ntorch.save(dataset, path)\ndataset = torch.load(path, weights_only=False)\n",
+    holds_for=Releases("torch", since="2.6"),
+)
+def refused_object(file: ReviewedFile) -> Iterator[Problem]:
+    """`torch.load` of a path to which the file saves a model or a data set itself."""
+    code = file.python
+    whole = re.compile(r"(?:\w+\.)*\w*(?:model|net|dataset)", re.IGNORECASE)
+    saves = [c.node.args for c in code.calls_of("save") if c.name == "torch.save" and len(c.node.args) > 1]
+    paths = {ast.unparse(args[1]) for args in saves if whole.fullmatch(ast.unparse(args[0]))}
+    others = {ast.unparse(args[1]) for args in saves if not whole.fullmatch(ast.unparse(args[0]))}
+    for call in code.calls_of("load") if paths else ():
+        given = any(each.arg in (None, "weights_only", "pickle_module") for each in call.node.keywords)
+        path = ast.unparse(call.node.args[0]) if call.node.args else ""
+        if call.name == "torch.load" and path in paths - others and not given:
+            yield call.problem(f"`{path}` holds an object, and not the values of one")
