@@ -121,7 +121,7 @@ def lost_processes(file: ReviewedFile) -> Iterator[Problem]:
 def state_of_one_host(file: ReviewedFile) -> Iterator[Problem]:
     """Two controllers, and a folder below `/var` or `/tmp`."""
     hosts = [found for line in file.conf if (found := line.get("slurmctldhost") or line.get("backupcontroller"))]
-    for line in file.conf if len(hosts) > 1 and file.is_slurm_conf else ():
+    for line in file.conf if len(hosts) > 1 and file.is_slurm_conf and "{%" not in file.text else ():
         found = line.get("statesavelocation")
         if found and re.match("/(?:var|tmp)/", found.value):
             yield Problem(found.line, found.column, f"`{found.value}` is a folder of one host")

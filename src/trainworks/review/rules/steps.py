@@ -91,7 +91,7 @@ def deleted_gradients(file: ReviewedFile) -> Iterator[Problem]:
         branches = [each for each in loop.body if isinstance(each, ast.If) and "%" in ast.unparse(each.test)]
         rest = "\n".join(ast.unparse(each) for each in loop.body if each not in branches)
         inside = "\n".join(ast.unparse(each) for each in branches)
-        if stepped.search(inside) and not stepped.search(rest) and ".backward(" in rest and ".backward(" not in inside:
+        if stepped.search(inside) and not stepped.search(rest) and ".backward()" in rest and ".backward(" not in inside:
             yield call.problem(f"`{own}.zero_grad()` in every step, `{own}.step()` in some")
 
 
@@ -111,7 +111,7 @@ def deleted_gradients(file: ReviewedFile) -> Iterator[Problem]:
 def undivided_loss(file: ReviewedFile) -> Iterator[Problem]:
     """`backward` in each micro-step of a loop, and nothing in the file divides by their number."""
     code = file.python
-    if "accum" not in code.text or _OTHER_LOOPS.search(code.text):
+    if "accum" not in code.text or _OTHER_LOOPS.search(code.text) or "\ndef test_" in code.text:
         return
     for call in code.calls_of("backward"):
         loop = code.loop_around(call.node)
@@ -258,7 +258,7 @@ def loaded_onto_one_gpu(file: ReviewedFile) -> Iterator[Problem]:
     if not any(code.calls_of("DistributedDataParallel")) or "torch.save(" not in code.text:
         return
     for call in code.calls_of("load"):
-        placed = any(each.arg in (None, "map_location") for each in call.node.keywords)
+        placed = "map_location" in code.text or any(each.arg is None for each in call.node.keywords)
         if call.name == "torch.load" and len(call.node.args) == 1 and not placed and not code.is_on_one_rank(call.node):
             yield call.problem("every rank loads onto the GPU that saved")
 
