@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 
 from trainworks.catalog.catalog import find_row, has
 from trainworks.catalog.facts import Component, Release
@@ -35,6 +36,17 @@ def releases(component: Component) -> list[Release]:
     """All releases of a component, in the order of the catalogue."""
     found = (Release.model_validate(row.facts()) for row in read_rows("software").values())
     return [each for each in found if each.component == component]
+
+
+@cache
+def slurm_of_systems() -> dict[str, str]:
+    """Release of Slurm in the packages of each operating system, by the name of its image.
+
+    >>> slurm_of_systems()["ubuntu:22.04"]
+    '21.08'
+    """
+    systems = [each for each in releases("operating system") if each.slurm]
+    return {each.name.lower().replace(" ", ":"): each.slurm or "" for each in systems}
 
 
 def is_over(found: Release) -> bool:

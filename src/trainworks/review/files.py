@@ -10,6 +10,7 @@ from typing import Literal
 
 import yaml
 
+from trainworks.catalog.software import slurm_of_systems
 from trainworks.config.slurm.sbatch_options import MAGIC, OptionLines, read_options
 from trainworks.config.stack_parts.words import is_of_stack
 from trainworks.numerals import ascii_width
@@ -50,6 +51,8 @@ def kind_of(path: Path) -> Kind | None:
         return "dockerfile"
     if re.fullmatch(r"requirements.*\.txt", path.name, re.IGNORECASE):
         return "requirements"
+    if re.fullmatch(r"slurm[_-].*\.conf", path.name):
+        return "slurm"
     return _SUFFIXES.get(path.suffix.lower())
 
 
@@ -195,6 +198,11 @@ class ReviewedFile:
         lines = read_columns(self.text) if self.kind == "fstab" else ()
         return tuple(fields for fields in lines if len(fields) >= 4)
 
+    @property
+    def is_slurm_conf(self) -> bool:
+        """It is a slurm.conf, also under a longer name such as `slurm-gpu.conf`."""
+        return self.kind == "slurm" and Path(self.name).name not in ("gres.conf", "cgroup.conf")
+
     @cached_property
     def conf(self) -> tuple[ConfLine, ...]:
         """Lines of a configuration file of Slurm."""
@@ -207,7 +215,7 @@ class ReviewedFile:
 
     def allowed_releases(self, software: Software) -> tuple[Allowed, ...]:
         """Releases of a software that the file is used with, by its own text and the files around it."""
-        return allowed_releases(software, self.name, self.text, self.folder)
+        return allowed_releases(software, self.name, self.text, self.folder, slurm_of_systems())
 
     def read_near(self, name: str) -> str | None:
         """Text of a file that this one names; None if it is not there."""

@@ -1,17 +1,18 @@
 """Versions of software that a project pins: what a rule or a correction needs, held against what the files allow.
 
 Read are lists of requirements and constraints, pyproject.toml, setup files, conda environments, lock files, images of
-PyTorch in Dockerfiles, variables such as `TORCH_VERSION`, and stack files.
+PyTorch and packages of distributions in Dockerfiles, variables such as `TORCH_VERSION`, loaded modules and stacks.
 Sources: PEP 440 and PEP 508; Poetry's `^` and `~`; conda's `=`, which pins a prefix.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 Software = Literal["torch", "nccl", "slurm"]
@@ -73,18 +74,22 @@ class Allowed:
         return low and (self.below is None or _version(version) < self.below)
 
 
-def allowed_releases(software: Software, name: str, text: str, folder: Path | None) -> tuple[Allowed, ...]:
+def allowed_releases(
+    software: Software, name: str, text: str, folder: Path | None, systems: Mapping[str, str] = MappingProxyType({})
+) -> tuple[Allowed, ...]:
     """Releases that a file is used with: by its own text, else by files beside it, else by those of folders above.
+
+    `systems` has the release of Slurm of each operating system, by the name of its image: `ubuntu:22.04`.
 
     Returns:
         The exact pins of the nearest place that has any, else its ranges; empty if none is found.
     """
-    own = tuple(_pins(software, name, text))
+    own = tuple(_pins(software, name, text, systems))
     if own or folder is None:
         return _decisive(own)
     for near in _folders(folder.absolute()):
         files = sorted({path for pattern in _FILES for path in near.glob(pattern) if path.is_file()})
-        if found := tuple(pin for path in files for pin in _pins(software, path.name, _read(path))):
+        if found := tuple(pin for path in files for pin in _pins(software, path.name, _read(path), systems)):
             return _decisive(found)
     return ()
 
@@ -111,7 +116,7 @@ def _read(path: Path) -> str:
     return ""
 
 
-def _pins(software: Software, name: str, text: str) -> Iterator[Allowed]:
+def _pins(software: Software, name: str, text: str, systems: Mapping[str, str]) -> Iterator[Allowed]:
     """Every pin of a text; of Python code, those of its inline metadata and of a setup.py."""
     path = Path(name)
     if path.suffix == ".py" and path.name != "setup.py":
@@ -126,6 +131,21 @@ def _pins(software: Software, name: str, text: str) -> Iterator[Allowed]:
             if written not in seen and (pin := _allowed(software, written, path.name)):
                 seen.add(written)
                 yield pin
+    if software == "slurm":
+        yield from _of_distribution(text, path.name, systems)
+
+
+def _of_distribution(text: str, file: str, systems: Mapping[str, str]) -> Iterator[Allowed]:
+    """The Slurm that an image installs from its distribution, or that has the folders of old packages.
+
+    Debian and Ubuntu named their packages and folders `slurm-llnl` up to Slurm 20.11.
+    """
+    if re.search(r"apt(?:-get)? install[^\n]*\bslurm", text):
+        for found in re.finditer(r"^FROM\s+\S*?((?:ubuntu|debian):[\w.]+)", text, re.IGNORECASE | re.MULTILINE):
+            if pin := _allowed("slurm", systems.get(found[1].lower(), ""), file):
+                yield pin
+    if "/slurm-llnl" in text:
+        yield Allowed(None, _version("21"), "/slurm-llnl", file)
 
 
 def _patterns(software: Software) -> Iterator[re.Pattern[str]]:
@@ -139,6 +159,7 @@ def _patterns(software: Software) -> Iterator[re.Pattern[str]]:
     yield re.compile(rf'name = "{named}"\s*\nversion = "([^"]+)"')  # uv, Poetry, PDM, PEP 751
     yield re.compile(rf'"{named}":\s*\{{[^}}]*?"version":\s*"([^"]+)"')  # Pipfile.lock
     yield re.compile(rf"""\b{named}_VERSION["']?\s*[:=\s]\s*["']?v?(\d[\w.+]*)""", re.IGNORECASE)
+    yield re.compile(rf"^[ \t]*(?:module|ml)\b[^\n]*?[ /]{named}/v?(\d+\.\d+(?:\.\d+)?)", re.IGNORECASE | re.MULTILINE)
     if software == "torch":
         yield re.compile(r"\bpytorch/pytorch:(\d+\.\d+(?:\.\d+)?)")
     if software == "slurm":

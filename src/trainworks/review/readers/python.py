@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,13 @@ from typing import TypeVar, cast
 from trainworks.review.finding import Problem
 
 N = TypeVar("N", bound=ast.AST)
+_ONE_RANK = re.compile(
+    r"^(?:\w+\.)*(?:global_|world_|local_|ddp_)*rank(?:\(\))? == 0$|get_rank\(\) == 0$"
+    r"|^(?:\w+\.)*(?:is_main|is_main_process|is_master|master_process|is_rank_?0)(?:\(\))?$"
+)
+_NOT_ONE_RANK = re.compile(
+    r"^not (?:\w+\.)*is_(?:main|main_process|master|rank_?0)(?:\(\))?$|rank(?:\(\))? (?:!=|>) 0$"
+)
 _CONTEXTS = (ast.Load, ast.Store, ast.Del)
 _SCOPES = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -130,6 +138,29 @@ class PythonCode:
         while node is not None and node not in behind:
             node = self.parents.get(node)
         return node is not None
+
+    def loop_around(self, node: ast.AST) -> ast.For | ast.While | None:
+        """The innermost loop around a node in its function; None without one."""
+        outer = self.parents.get(node)
+        while outer is not None and not isinstance(outer, ast.For | ast.While | ast.FunctionDef):
+            outer = self.parents.get(outer)
+        return outer if isinstance(outer, ast.For | ast.While) else None
+
+    def is_on_one_rank(self, node: ast.AST, until: ast.AST | None = None) -> bool:
+        """A condition that one rank meets stands around a node, or made the others return before it.
+
+        Conditions around `until` do not count, and with it no return does.
+        """
+        inner = node
+        while (outer := self.parents.get(inner)) is not None and outer is not until:
+            if isinstance(outer, ast.If) and inner in outer.body and _ONE_RANK.search(ast.unparse(outer.test)):
+                return True
+            if isinstance(outer, ast.FunctionDef):
+                before = outer.body[: outer.body.index(inner)] if inner in outer.body else []  # type: ignore[arg-type]
+                ends = [one for one in before if isinstance(one, ast.If) and isinstance(one.body[-1], ast.Return)]
+                return until is None and any(_NOT_ONE_RANK.search(ast.unparse(one.test)) for one in ends)
+            inner = outer
+        return False
 
     @cached_property
     def _globals(self) -> frozenset[str]:

@@ -46,6 +46,39 @@ spec:
       restartPolicy: {}
       containers: [{{name: train, image: train}}]
 """
+_WORKERS = """apiVersion: apps/v1
+kind: StatefulSet
+metadata: {{name: train}}
+spec:
+  template:
+    spec:
+      restartPolicy: {}
+      containers: [{{name: train, image: train}}]
+"""
+_MEETING_JOB = """apiVersion: batch/v1
+kind: Job
+metadata: {{name: train}}
+spec:
+  completionMode: Indexed
+  template:
+    spec:
+      restartPolicy: Never
+{}      containers:
+      - name: train
+        image: train
+        env: [{{name: MASTER_ADDR, value: train-0.train}}]
+"""
+_INDEX_JOB = """apiVersion: batch/v1
+kind: Job
+metadata: {{name: train}}
+spec:
+{}  template:
+    spec:
+      restartPolicy: Never
+      containers: [{{name: train, image: train, command: [train, $(JOB_COMPLETION_INDEX)]}}]
+"""
+_RANK = "env: [{{name: RANK, valueFrom: {{fieldRef: {{fieldPath: {}}}}}}}]"
+_POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
 _BATCH = ("batch/v1", "Job")
 _NAMED_BY_SERVICES = ("PyTorchJob", "TFJob", "MPIJob", "PaddleJob", "XGBoostJob", "JobSet")
 """Kinds whose pods meet at the name of a service."""
@@ -180,6 +213,125 @@ def no_name_of_a_service(file: ReviewedFile) -> Iterator[Problem]:
                 own = tree.get(pod, "dnsPolicy") or tree.get(pod, "dnsConfig")
                 if host is not None and tree.is_true(host) and own is None and tree.get(pod, "containers") is not None:
                     yield Problem(*tree.place(host), "`hostNetwork` without `dnsPolicy: ClusterFirstWithHostNet`")
+
+
+@rule(
+    "TW407",
+    "Kubernetes refuses the workload",
+    why="`Always` is the only restart policy of a StatefulSet, Deployment, ReplicaSet or DaemonSet; the API server "
+    "refuses another. A program that ends would be started again in any case.",
+    fix="Run a training as a Job, JobSet or TrainJob, with `restartPolicy: Never`.",
+    source="https://kubernetes.io/docs/concepts/workloads/controllers/deployment/#pod-template",
+    file="workers.yaml",
+    bad=_WORKERS.format("OnFailure"),
+    good=_WORKERS.format("Always"),
+)
+def refused_workload(file: ReviewedFile) -> Iterator[Problem]:
+    """Another policy in the template of such a workload."""
+    for document in file.documents:
+        if tree.scalar(tree.get(document, "kind")) in ("StatefulSet", "Deployment", "ReplicaSet", "DaemonSet"):
+            policy = tree.get(document, "spec", "template", "spec", "restartPolicy")
+            if policy is not None and tree.scalar(policy) in ("OnFailure", "Never"):
+                yield Problem(*tree.place(policy), f"`restartPolicy: {tree.scalar(policy)}` of a workload of services")
+
+
+@rule(
+    "TW408",
+    "The name of a pod does not resolve",
+    why="The pods of an indexed Job have names of DNS only within a headless service, which `subdomain` names. The "
+    "ranks wait for a MASTER_ADDR that nothing answers to.",
+    fix="Create a service with `clusterIP: None`, set `subdomain: SERVICE` in the pod, and use `POD.SERVICE`.",
+    source="https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/",
+    file="job.yaml",
+    bad=_MEETING_JOB.format(""),
+    good=_MEETING_JOB.format("      subdomain: train\n"),
+)
+def unresolved_pod(file: ReviewedFile) -> Iterator[Problem]:
+    """MASTER_ADDR is the name of the first pod of the Job, and the pods have no subdomain."""
+    for document in file.documents:
+        name = tree.scalar(tree.get(document, "metadata", "name"))
+        if (
+            tree.scalar(tree.get(document, "apiVersion")),
+            tree.scalar(tree.get(document, "kind")),
+        ) != _BATCH or not name:
+            continue
+        pod = tree.get(document, "spec", "template", "spec")
+        for setting in file.settings if tree.get(pod, "subdomain") is None else ():
+            if setting.name == "MASTER_ADDR" and re.fullmatch(rf"{re.escape(name)}-0(?:\..*)?", setting.value):
+                yield setting.problem(f"`{setting.value}` has no address without `subdomain`")
+
+
+@rule(
+    "TW409",
+    "The pods of the Job have no index",
+    why="Kubernetes sets JOB_COMPLETION_INDEX in the pods of an indexed Job alone. Without it every pod gets the same "
+    "rank or none.",
+    fix="Set `completionMode: Indexed`, and `completions` and `parallelism` to the number of nodes.",
+    source="https://kubernetes.io/docs/concepts/workloads/controllers/job/#completion-mode",
+    file="job.yaml",
+    bad=_INDEX_JOB.format(""),
+    good=_INDEX_JOB.format("  completionMode: Indexed\n"),
+)
+def missing_index(file: ReviewedFile) -> Iterator[Problem]:
+    """The variable or the annotation of the index, in a Job with another mode or none."""
+    for document in file.documents:
+        if (tree.scalar(tree.get(document, "apiVersion")), tree.scalar(tree.get(document, "kind"))) == _BATCH:
+            mode = tree.get(document, "spec", "completionMode")
+            first, last = document.start_mark.line, document.end_mark.line
+            for number in range(first, min(last + 1, len(file.lines))) if tree.scalar(mode) != "Indexed" else ():
+                found = re.search(r"JOB_COMPLETION_INDEX|job-completion-index", file.lines[number].split("#")[0])
+                if found:
+                    yield Problem(number + 1, found.start() + 1, f"`{found[0]}` in a Job without an index")
+                    break
+
+
+@rule(
+    "TW410",
+    "The rank is the name of a pod",
+    why="RANK is a number. A name such as `train-0` ends the program with a ValueError, before the ranks meet.",
+    fix="Take the number: the label `apps.kubernetes.io/pod-index` of a StatefulSet, JOB_COMPLETION_INDEX of an "
+    "indexed Job.",
+    source="https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#pod-index-label",
+    file="workers.yaml",
+    bad=_WORKERS.format("Always").replace("image: train}", f"image: train, {_RANK.format('metadata.name')}}}"),
+    good=_WORKERS.format("Always").replace("image: train}", f"image: train, {_RANK.format(_POD_INDEX)}}}"),
+)
+def name_as_rank(file: ReviewedFile) -> Iterator[Problem]:
+    """RANK or NODE_RANK from the name of the pod, in a file that takes no number from a name."""
+    for document in file.documents if "##*-" not in file.text else ():
+        for mapping in tree.mappings(document):
+            field = tree.get(mapping, "valueFrom", "fieldRef", "fieldPath")
+            path = tree.scalar(field) or ""
+            is_name = path == "metadata.name" or "pod-name" in path
+            if field is not None and tree.scalar(tree.get(mapping, "name")) in ("RANK", "NODE_RANK") and is_name:
+                yield Problem(*tree.place(field), f"`{path}` is a name, and not a number")
+
+
+@rule(
+    "TW411",
+    "A number where Kubernetes takes a text",
+    why="The values of variables, labels, annotations and selectors are texts. The API server refuses a manifest with "
+    "a number or a truth value there.",
+    fix='Put it in quotes: `value: "4"`.',
+    source="https://kubernetes.io/docs/tasks/inject-data-application/define-environment-variable-container/",
+    file="pod.yaml",
+    bad=_POD.format("limits: {nvidia.com/gpu: 8}") + "    env: [{name: WORLD_SIZE, value: 4}]\n",
+    good=_POD.format("limits: {nvidia.com/gpu: 8}") + '    env: [{name: WORLD_SIZE, value: "4"}]\n',
+)
+def number_for_text(file: ReviewedFile) -> Iterator[Problem]:
+    """A plain number, `true` or `false` in an `env`, a map of labels or a selector of a manifest."""
+    for document in file.documents if file.kind == "yaml" else ():
+        if tree.get(document, "apiVersion") is None or tree.get(document, "kind") is None:
+            continue
+        for mapping in tree.mappings(document):
+            values = [tree.get(item, "value") for item in tree.items(tree.get(mapping, "env"))]
+            for key in ("labels", "annotations", "nodeSelector", "matchLabels"):
+                values += [value for _, value in tree.entries(tree.get(mapping, key)).values()]
+            for item in tree.items(tree.get(mapping, "matchExpressions")):
+                values += tree.items(tree.get(item, "values"))
+            for value in values:
+                if isinstance(value, yaml.ScalarNode) and value.tag.rpartition(":")[2] in ("int", "float", "bool"):
+                    yield Problem(*tree.place(value), f"`{value.value}` without quotes")
 
 
 def _resources(file: ReviewedFile) -> Iterator[yaml.Node]:

@@ -18,7 +18,9 @@ _DATALOADER = "https://github.com/pytorch/pytorch/blob/main/torch/utils/data/dat
 _loader_rule = partial(rule, file="train.py", source=_DATALOADER)
 _SAMPLER = "https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
 _HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
-_SHARDS = re.compile(r"[Ss]ampler|IterableDataset|webdataset|shard|split_dataset|accelerat|lightning|fabric")
+_SHARDS = re.compile(
+    r"[Ss]ampler|IterableDataset|webdataset|shard|split_dataset|accelerat|lightning|fabric|\]\s*\*\s*world_size"
+)
 _IMPORTS = "from torch.utils.data import DataLoader, DistributedSampler\n"
 _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 
@@ -40,14 +42,17 @@ def missing_set_epoch(file: ReviewedFile) -> Iterator[Problem]:
     """A shuffling sampler of training data, a loop over epochs, and no `set_epoch`."""
     code = file.python
     samplers = [] if "set_epoch" in code.text else list(code.calls_of("DistributedSampler"))
-    loops = [node.target for node in code.nodes_of(ast.For)] if samplers else []
-    if not any(isinstance(target, ast.Name) and "epoch" in target.id.lower() for target in loops):
+    loops = (
+        [f"{ast.unparse(node.target)} {ast.unparse(node.iter)}" for node in code.nodes_of(ast.For)] if samplers else []
+    )
+    if not any("epoch" in loop.lower() for loop in loops):
         return
     for call in samplers:
         statement = ast.unparse(call.node)
         target = code.parents.get(call.node)
         named = ast.unparse(target) if isinstance(target, ast.Assign) else statement
-        if call.name.startswith("torch.") and call.argument("shuffle") is None and not _HELD_OUT.search(named):
+        shuffles = call.argument("shuffle") is None or call.constant("shuffle") is True
+        if call.name.startswith("torch.") and shuffles and not _HELD_OUT.search(named):
             yield call.problem("the sampler shuffles, and nothing calls `set_epoch`")
 
 
@@ -68,6 +73,7 @@ def undivided_data(file: ReviewedFile) -> Iterator[Problem]:
     """A shuffling loader beside DistributedDataParallel, in a file without any kind of sharding."""
     code = file.python
     wrapped = any(call.name.startswith("torch.") for call in code.calls_of("DistributedDataParallel"))
+    wrapped = wrapped or any(call.name == "deepspeed.initialize" for call in code.calls_of("initialize"))
     if wrapped and not _SHARDS.search(code.text):
         for call in code.calls_of("DataLoader"):
             if call.constant("shuffle") is True and not _HELD_OUT.search(ast.unparse(call.node)):

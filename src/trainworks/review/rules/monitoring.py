@@ -148,11 +148,34 @@ def threshold_out_of_range(file: ReviewedFile) -> Iterator[Problem]:
             most = next(limit for name, limit in _LARGEST.items() if re.fullmatch(name, found["metric"]))
             value = float(found["value"])
             before = (tree.scalar(node) or "")[: found.start("metric")]
-            if re.search(r"sum|count|increase|delta|rate|[-+*/]\s*$", before):
+            if re.search(r"sum|count|increase|delta|rate|timestamp|changes|resets|[-+*/]\s*$", before):
                 continue  # of another quantity than the metric
             if node is not None and (value > most or (value == most and found["sign"] == ">")):
                 message = f"`{found['metric']}` is at most {most:g}, and is compared with {found['value']}"
                 yield Problem(*tree.place(node), message)
+
+
+@_alert_rule(
+    "TW726",
+    "A rate of a value that rises and falls",
+    "warning",
+    why="`rate` and `increase` are for counters: they take every fall of the value for a restart and add what comes "
+    "after it. Of a temperature, a share or the number of the last XID error they mean nothing.",
+    fix="Use `avg_over_time`, `max_over_time` or `delta`; of XID errors `changes(...) > 0`.",
+    source="https://prometheus.io/docs/prometheus/latest/querying/functions/#rate",
+    bad="groups:\n- name: gpu\n  rules:\n  - alert: Xid\n    expr: increase(DCGM_FI_DEV_XID_ERRORS[5m]) > 0\n",
+    good="groups:\n- name: gpu\n  rules:\n  - alert: Xid\n    expr: changes(DCGM_FI_DEV_XID_ERRORS[5m]) > 0\n",
+)
+def rate_of_gauge(file: ReviewedFile) -> Iterator[Problem]:
+    """`rate`, `irate` or `increase` of a metric of DCGM that is a gauge."""
+    gauges = (
+        r"DCGM_FI_DEV_(?:XID_ERRORS|GPU_UTIL|GPU_TEMP|MEMORY_TEMP|POWER_USAGE|FB_USED|FB_FREE|SM_CLOCK|MEM_COPY_UTIL)"
+    )
+    for alert in _alert_rules(file):
+        node = tree.get(alert, "expr")
+        found = re.search(rf"\b(i?rate|increase)\(\s*({gauges})\b", tree.scalar(node) or "")
+        if node is not None and found:
+            yield Problem(*tree.place(node), f"`{found[1]}` of `{found[2]}`, which is a gauge")
 
 
 def _groups(file: ReviewedFile) -> Iterator[yaml.Node]:

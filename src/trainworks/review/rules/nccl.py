@@ -206,3 +206,74 @@ def unknown_algorithm(file: ReviewedFile) -> Iterator[Problem]:
             for name in names.rpartition(":")[2].lstrip("^").split(","):
                 if known and re.fullmatch(r"\w+", name) and name.lower() not in known:
                     yield setting.problem(f"`{name}` is unknown to `{setting.name}`")
+
+
+@rule(
+    "TW221",
+    "The results of the test are cut off",
+    "warning",
+    why="nccl-tests print the sizes from small to large, and the average bandwidth at the end. The first lines hold "
+    "the header and the latencies of small messages, and no bandwidth.",
+    fix="Keep the whole output: `... | tee all_reduce.txt`.",
+    source="https://github.com/NVIDIA/nccl-tests",
+    file="bench.sh",
+    bad="mpirun -np 16 -N 8 all_reduce_perf -b 8 -e 8G -f 2 -g 1 | head -n 20\n",
+    good="mpirun -np 16 -N 8 all_reduce_perf -b 8 -e 8G -f 2 -g 1 | tee all_reduce.txt\n",
+)
+def cut_results(file: ReviewedFile) -> Iterator[Problem]:
+    """A test of nccl-tests, whose output goes through `head`."""
+    for script in file.scripts:
+        code = re.sub(r"\\\n", "  ", script.text)
+        for found in re.finditer(r"\b\w+_perf\b[^|\n#]*\|\s*head\b", code):
+            line = script.first_line + script.text.count("\n", 0, found.start())
+            if line not in script.comments:
+                yield Problem(line, 1, "`head` cuts the bandwidths off")
+
+
+@rule(
+    "TW222",
+    "The variable stays on the first node",
+    "warning",
+    why="Open MPI starts the ranks of other hosts through ssh, with the environment of a new login. A variable that "
+    "the script exports reaches them only with `-x`.",
+    fix="Add `-x NAME` to mpirun for each variable.",
+    source="https://docs.open-mpi.org/en/main/man-openmpi/man1/mpirun.1.html",
+    file="bench.sh",
+    bad="export NCCL_ALGO=Tree\nmpirun --hostfile hosts -np 16 --bind-to none all_reduce_perf -b 8 -e 8G -f 2 -g 1\n",
+    good="mpirun --hostfile hosts -np 16 --bind-to none -x NCCL_ALGO=Tree all_reduce_perf -b 8 -e 8G -f 2 -g 1\n",
+)
+def variable_of_one_node(file: ReviewedFile) -> Iterator[Problem]:
+    """An exported variable of NCCL or of the GPUs, before an Open MPI on named hosts without `-x` for it."""
+    if file.kind != "shell" or file.batch is not None or "mca_base_env_list" in file.text:
+        return
+    for command in file.commands:
+        texts = command.texts
+        hosts = any(re.fullmatch(r"-H|--?(?:host|hostfile|machinefile)", text) for text in texts)
+        open_mpi = any(re.fullmatch(r"--?mca|--?bind-to|--?map-by|-x", text) for text in texts)
+        if texts[0].rpartition("/")[2] != "mpirun" or not hosts or not open_mpi:
+            continue
+        for setting in file.settings:
+            exported = re.match(r"\s*export\s", file.lines[setting.line - 1])
+            given = any(text.partition("=")[0] == setting.name for text in texts)
+            named = setting.name.startswith(("NCCL_", "CUDA_VISIBLE")) and setting.line < command.line
+            if named and exported and not given:
+                yield setting.problem(f"mpirun gives `{setting.name}` to no other host")
+
+
+@_nccl_rule(
+    "TW225",
+    "Ranks of one node talk through the network",
+    "warning",
+    why="With `NCCL_SHM_DISABLE=1` the ranks of a node that have no direct access to each other's GPU exchange data "
+    "through a network adapter in place of host memory.",
+    fix="Remove the variable, and give the container more of /dev/shm.",
+    bad="NCCL_SHM_DISABLE=1 torchrun --standalone --nproc-per-node=8 train.py\n",
+    good="NCCL_DEBUG=WARN torchrun --standalone --nproc-per-node=8 train.py\n",
+)
+def disabled_shared_memory(file: ReviewedFile) -> Iterator[Problem]:
+    """The variable in a script that starts a training, without a comment above it."""
+    starts = file.launches or any(c.words[0].text in ("srun", "deepspeed", "mpirun") for c in file.commands)
+    for setting in file.settings if starts and file.kind == "shell" else ():
+        above = file.lines[setting.line - 2].strip() if setting.line > 1 else ""
+        if setting.name == "NCCL_SHM_DISABLE" and setting.value == "1" and not above.startswith("#"):
+            yield setting.problem("`NCCL_SHM_DISABLE=1`")

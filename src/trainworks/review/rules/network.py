@@ -169,9 +169,11 @@ def repeated_exclusion(file: ReviewedFile) -> Iterator[Problem]:
     holds_for=Releases("nccl", until="2.30"),
 )
 def unknown_variable(file: ReviewedFile) -> Iterator[Problem]:
-    """A name that is one slip away from a variable of NCCL, and that is not one."""
+    """A name that is one slip away from a variable of NCCL, or a timeout, which NCCL has for InfiniBand alone."""
     for setting in file.settings:
         name = setting.name
+        if name in ("NCCL_TIMEOUT", "NCCL_TIMEOUT_MS", "NCCL_SOCKET_TIMEOUT", "NCCL_COMM_TIMEOUT"):
+            yield setting.problem(f"NCCL ignores `{name}`; `init_process_group(timeout=...)` limits a collective")
         if name.startswith("NCCL_") and name not in _variables():
             near = get_close_matches(name, _variables(), n=1, cutoff=0.93)
             if near:

@@ -240,6 +240,27 @@ def indivisible_batch(file: ReviewedFile) -> Iterator[Problem]:
             yield Problem(*tree.place(root["train_batch_size"][0]), message)
 
 
+@rule(
+    "TW613",
+    "Parameters are not offloaded",
+    "warning",
+    why="DeepSpeed offloads parameters in stage 3 alone: in the stages below each GPU holds all of them, and the "
+    "section has no effect.",
+    fix="Set `stage` to 3, or remove `offload_param`.",
+    source="https://www.deepspeed.ai/docs/config-json/#parameter-offloading",
+    file="ds_config.json",
+    bad='{"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}\n',
+    good='{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}\n',
+)
+def offload_without_effect(file: ReviewedFile) -> Iterator[Problem]:
+    """`offload_param` to the CPU or a disk, in a stage below 3."""
+    for root in _deepspeed(file):
+        zero = root["zero_optimization"][1] if "zero_optimization" in root else None
+        stage, section = tree.integer(tree.get(zero, "stage")), tree.get(zero, "offload_param")
+        if stage in (0, 1, 2) and section is not None and tree.scalar(tree.get(section, "device")) in ("cpu", "nvme"):
+            yield Problem(*tree.place(section), f"`offload_param` in stage {stage}")
+
+
 def _deepspeed(file: ReviewedFile) -> Iterator[dict[str, tuple[yaml.Node, yaml.Node]]]:
     """The root of a configuration of DeepSpeed, recognised by its keys."""
     if file.kind == "json" and re.search("zero_optimization|train_micro_batch_size_per_gpu", file.text):

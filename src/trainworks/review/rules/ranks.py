@@ -23,9 +23,7 @@ _OTHER_SAVING = re.compile(
     r"FSDP|FullyShardedDataParallel|deepspeed|[Aa]ccelerat|lightning|torch_xla|save_on_master|distributed\.checkpoint"
 )
 """Libraries and functions that shard a checkpoint, or choose the rank that writes."""
-_OTHER_SYNC = re.compile(
-    r"no_sync|require_backward_grad_sync|FSDP|FullyShardedDataParallel|deepspeed|[Aa]ccelerat|fabric"
-)
+_OTHER_SYNC = re.compile(r"no_sync|require_backward_grad_sync|deepspeed|[Aa]ccelerator|accelerate\b|fabric")
 _DEEPEST = 3
 """Callers that are followed."""
 _HEAD = (
@@ -98,7 +96,7 @@ def _reaches_every_rank(code: PythonCode, node: ast.AST, depth: int) -> bool:
     "    if last:\n        optimizer.step()\n        optimizer.zero_grad()\n",
 )
 def exchange_in_every_step(file: ReviewedFile) -> Iterator[Problem]:
-    """A loop of a DDP program with `backward()` in each step, and the optimizer's step in each k-th."""
+    """A loop of a DDP program, or a function of one step, with `backward()` in each and an optimizer's step in some."""
     code = file.python
     if not any(code.calls_of("DistributedDataParallel")) or _OTHER_SYNC.search(code.text):
         return
@@ -109,7 +107,7 @@ def exchange_in_every_step(file: ReviewedFile) -> Iterator[Problem]:
             continue
         steps = divided[1]
         loop = code.parents.get(branch)
-        body = ast.unparse(loop) if isinstance(loop, ast.For | ast.While) else ""
+        body = ast.unparse(loop) if isinstance(loop, ast.For | ast.While | ast.FunctionDef) else ""
         if ".backward()" in body and re.search(rf"/=?\s*\(?{re.escape(steps)}\b", body):
             yield Problem(branch.lineno, branch.col_offset + 1, f"each of `{steps}` steps exchanges gradients")
 

@@ -127,7 +127,7 @@ def exclusive_options(file: ReviewedFile) -> Iterator[Problem]:
 def missing_gres_types(file: ReviewedFile) -> Iterator[Problem]:
     """A slurm.conf that includes no other file, with GPUs and without the type."""
     includes = re.search(r"^[ \t]*include\s", file.text, re.IGNORECASE | re.MULTILINE)
-    if PurePath(file.name).name != "slurm.conf" or includes:
+    if not file.is_slurm_conf or includes:
         return
     types = [found.value for line in file.conf if (found := line.get("grestypes"))]
     edits = () if types else (Edit(1, 1, 0, "GresTypes=gpu\n"),)
@@ -218,7 +218,7 @@ def unconstrained_devices(file: ReviewedFile) -> Iterator[Problem]:
 def undefined_nodes(file: ReviewedFile) -> Iterator[Problem]:
     """Plain lists of a slurm.conf that has nodes itself, includes no file, and has no sets or dynamic nodes."""
     other = re.search(r"^[ \t]*(?:include\s|nodeset=)|MaxNodeCount|@|\{\{|\$", file.text, re.IGNORECASE | re.MULTILINE)
-    if PurePath(file.name).name != "slurm.conf" or other:
+    if not file.is_slurm_conf or other:
         return
     defined: set[str] = set()
     for line in file.conf:
