@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 811
-MOST_LINES = 136_400
+MOST_FILES = 819
+MOST_LINES = 138_900
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
 MOST_IMPORTED_ONCE = 106
