@@ -147,8 +147,10 @@ def _processes(role: str) -> Iterator[tuple[psutil.Process, str]]:
             match role:
                 case "rank":
                     plays = env.get("RANK") == "0"
-                case "agent":
-                    plays = "trainworks.agent.command_agent" in words
+                case "agent":  # in the first pod a copy of the supervisor
+                    parent = one.parent()
+                    is_copy = _POD in words and parent is not None and parent.cmdline() == words
+                    plays = is_copy or "trainworks.agent.command_agent" in words
                 case _:  # the parent of the first process: it passes on how that ends, but not by SIGKILL
                     plays = (
                         one.name() == "unshare"
