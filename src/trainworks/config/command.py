@@ -13,9 +13,11 @@ from pydantic import (
     PlainValidator,
     StringConstraints,
     WithJsonSchema,
+    field_validator,
     model_serializer,
 )
 
+from trainworks.config.engines import SkyPilot
 from trainworks.config.limits import check_limit, up_to
 from trainworks.config.spec import FieldError, Image, Spec
 from trainworks.errors import suggest
@@ -259,8 +261,11 @@ def check_trained(task: str, unit: str, trains: Spec) -> None:
         raise FieldError(message, hint="leave it out, and say it to the program")
 
 
-RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$")]
+RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,28}[a-z0-9])?$")]
 """Name of a role: lower-case letters, digits and `-`, as Kubernetes takes it."""
+
+_OF_ALL_ROLES = ("program", "store", "python", "wheel", "constraints", "folder", "group")
+"""Options of SkyPilot that are those of a whole job."""
 
 
 class JobRole(Spec):
@@ -281,7 +286,9 @@ class JobRole(Spec):
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of the role, besides those of all roles."""
     image: Image | None = None
-    """Container image of the role on Kubernetes; by default that of the job."""
+    """Container image of the role on Kubernetes and SkyPilot; by default that of the job."""
+    skypilot: SkyPilot | None = None
+    """Options of `cluster.skypilot` for this role, in place of those of the job."""
     decides: bool = True
     """Whether the job succeeds only when this role has. A role that does not decide, such as a server, runs until all
     deciding roles have succeeded, and is then ended."""
@@ -292,6 +299,13 @@ class JobRole(Spec):
     job, with `recover.max_restarts`."""
     depends_on: tuple[RoleName, ...] = ()
     """Roles that must succeed before this one starts; the nodes of all roles are allocated together."""
+
+    @field_validator("skypilot")
+    @classmethod
+    def _of_a_role(cls, options: SkyPilot | None) -> SkyPilot | None:
+        if options and (key := next((key for key in _OF_ALL_ROLES if key in options.model_fields_set), None)):
+            raise FieldError(f"`{key}` is an option of the whole job", hint=f"set `cluster.skypilot.{key}`")
+        return options
 
 
 def check_roles(roles: Mapping[str, JobRole], beside: Sequence[str]) -> None:

@@ -342,6 +342,9 @@ class SkyPilot(Spec):
     """More keys of a task's `resources`, handed on unchanged: `{disk_tier: best}`."""
     task: dict[str, Any] = Field(default_factory=dict)
     """More keys of a task, handed on unchanged: `{volumes: {/data: my-volume}}`."""
+    group: dict[str, Any] = Field(default_factory=dict)
+    """More keys of the header of a job group, which a job with roles becomes, handed on unchanged:
+    `{termination_delay: 30s}`."""
 
     @model_validator(mode="after")
     def _check_store(self) -> SkyPilot:
@@ -351,6 +354,9 @@ class SkyPilot(Spec):
         if (self.wheel is None) is not (self.constraints is None):
             hint = "set both; `pip freeze --exclude trainworks > constraints.txt` writes the versions that you have"
             raise FieldError("`cluster.skypilot` needs `wheel` and `constraints` together", hint=hint)
+        if key := next((key for key in ("name", "execution", "primary_tasks") if key in self.group), None):
+            hint = "remove it: `name` and `decides` of the roles say the same"
+            raise FieldError(f"`cluster.skypilot.group.{key}` is not for an option", hint=hint)
         return self
 
 

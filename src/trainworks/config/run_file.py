@@ -319,11 +319,19 @@ class RunFile(Spec):
 
     @model_validator(mode="after")
     def _secrets_are_variables(self) -> RunFile:
-        if missing := [name for name in self.cluster.skypilot.secrets if name not in self.envs]:
-            raise FieldError(
-                f"`{missing[0]}` in `cluster.skypilot.secrets` is not among the variables of `envs`",
-                hint=f"add `{missing[0]}: null` to `envs`, which takes it from your shell",
-            )
+        everywhere = self.envs.keys() | {name for role in self.roles.values() for name in role.envs}
+        places = {"cluster.skypilot.secrets": (self.cluster.skypilot, everywhere)}
+        places |= {
+            f"roles.{name}.skypilot.secrets": (role.skypilot, self.envs.keys() | role.envs.keys())
+            for name, role in self.roles.items()
+            if role.skypilot is not None
+        }
+        for place, (options, variables) in places.items():
+            if missing := [name for name in options.secrets if name not in variables]:
+                raise FieldError(
+                    f"`{missing[0]}` in `{place}` is not among the variables of `envs`",
+                    hint=f"add `{missing[0]}: null` to `envs`, which takes it from your shell",
+                )
         return self
 
     @model_validator(mode="after")
@@ -366,8 +374,9 @@ class RunFile(Spec):
     @property
     def written_secrets(self) -> list[str]:
         """Variables of `envs` with a value here that is secret: by their names, or as `secrets` of a SkyPilot task."""
-        secrets, every = self.cluster.skypilot.secrets, [self.envs, *(role.envs for role in self.roles.values())]
-        written = dict.fromkeys(name for envs in every for name, value in envs.items() if value)
+        jobs = [self, *map(self.of_role, self.roles)]
+        written = dict.fromkeys(name for job in jobs for name, value in job.envs.items() if value)
+        secrets = {name for job in jobs for name in job.cluster.skypilot.secrets}
         return [name for name in written if is_secret(name) or name in secrets]
 
     @property
@@ -379,7 +388,11 @@ class RunFile(Spec):
         """The run file of one role, as if it were the whole job."""
         role, cluster = self.roles[name], self.cluster
         kubernetes = cluster.kubernetes.model_copy(update={"image": role.image} if role.image else {})
-        nodes = {"processes_per_node": role.processes_per_node, "kubernetes": kubernetes}
+        rented: dict[str, object] = {"image": f"docker:{role.image}"} if role.image else {}
+        if role.skypilot is not None:
+            rented |= {key: getattr(role.skypilot, key) for key in role.skypilot.model_fields_set}
+        skypilot = cluster.skypilot.model_copy(update=rented)
+        nodes = {"processes_per_node": role.processes_per_node, "kubernetes": kubernetes, "skypilot": skypilot}
         own = {key: getattr(role, key) for key in ("run", "setup", "resources", "framework")}
         own |= {"num_nodes": role.nodes, "envs": self.envs | role.envs, "cluster": cluster.model_copy(update=nodes)}
         return self.model_copy(update=own | {"roles": {}})
