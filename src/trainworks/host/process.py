@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -227,7 +227,7 @@ def lines(command: Sequence[str]) -> Iterator[str]:
         process.stdout.close()
 
 
-def lines_of(commands: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str]]:
+def lines_of(commands: Mapping[str, Sequence[str]]) -> Generator[tuple[str, str], None, None]:
     """Lines of several commands as they come, each with the name of its command; closing the iterator ends them all.
 
     As with `lines`, none is in the foreground group of the terminal, and their stderr is not captured.
