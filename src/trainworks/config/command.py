@@ -238,6 +238,26 @@ def check_keys_of_command(run_file: Any) -> None:
         raise FieldError(message)
 
 
+def check_secrets(run_file: Any) -> None:
+    """Refuse secrets of SkyPilot that are not among the variables of a `RunFile`, or of a role of it.
+
+    Raises:
+        FieldError: the first of them.
+    """
+    envs, roles = run_file.envs.keys(), run_file.roles
+    places = {
+        "cluster.skypilot": (run_file.cluster.skypilot, envs | {key for one in roles.values() for key in one.envs})
+    }
+    own = {name: role for name, role in roles.items() if role.skypilot is not None}
+    places |= {f"roles.{name}.skypilot": (role.skypilot, envs | role.envs.keys()) for name, role in own.items()}
+    for place, (options, variables) in places.items():
+        if missing := [name for name in options.secrets if name not in variables]:
+            raise FieldError(
+                f"`{missing[0]}` in `{place}.secrets` is not among the variables of `envs`",
+                hint=f"add `{missing[0]}: null` to `envs`, which takes it from your shell",
+            )
+
+
 def check_trained(task: str, unit: str, trains: Spec) -> None:
     """Refuse what the plan of a command cannot take.
 

@@ -16,6 +16,7 @@ from trainworks.config.command import (
     RoleName,
     check_keys_of_command,
     check_roles,
+    check_secrets,
 )
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, Ssh, cluster_from_text
@@ -319,19 +320,7 @@ class RunFile(Spec):
 
     @model_validator(mode="after")
     def _secrets_are_variables(self) -> RunFile:
-        everywhere = self.envs.keys() | {name for role in self.roles.values() for name in role.envs}
-        places = {"cluster.skypilot.secrets": (self.cluster.skypilot, everywhere)}
-        places |= {
-            f"roles.{name}.skypilot.secrets": (role.skypilot, self.envs.keys() | role.envs.keys())
-            for name, role in self.roles.items()
-            if role.skypilot is not None
-        }
-        for place, (options, variables) in places.items():
-            if missing := [name for name in options.secrets if name not in variables]:
-                raise FieldError(
-                    f"`{missing[0]}` in `{place}` is not among the variables of `envs`",
-                    hint=f"add `{missing[0]}: null` to `envs`, which takes it from your shell",
-                )
+        check_secrets(self)
         return self
 
     @model_validator(mode="after")
@@ -389,8 +378,9 @@ class RunFile(Spec):
         role, cluster = self.roles[name], self.cluster
         kubernetes = cluster.kubernetes.model_copy(update={"image": role.image} if role.image else {})
         rented: dict[str, object] = {"image": f"docker:{role.image}"} if role.image else {}
-        if role.skypilot is not None:
-            rented |= {key: getattr(role.skypilot, key) for key in role.skypilot.model_fields_set}
+        rented |= {
+            key: getattr(role.skypilot, key) for key in (role.skypilot.model_fields_set if role.skypilot else ())
+        }
         skypilot = cluster.skypilot.model_copy(update=rented)
         nodes = {"processes_per_node": role.processes_per_node, "kubernetes": kubernetes, "skypilot": skypilot}
         own = {key: getattr(role, key) for key in ("run", "setup", "resources", "framework")}
