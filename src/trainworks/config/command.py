@@ -245,9 +245,8 @@ def check_secrets(run_file: Any) -> None:
         FieldError: the first of them.
     """
     envs, roles = run_file.envs.keys(), run_file.roles
-    places = {
-        "cluster.skypilot": (run_file.cluster.skypilot, envs | {key for one in roles.values() for key in one.envs})
-    }
+    every = envs | {key for role in roles.values() for key in role.envs}
+    places = {"cluster.skypilot": (run_file.cluster.skypilot, every)}
     own = {name: role for name, role in roles.items() if role.skypilot is not None}
     places |= {f"roles.{name}.skypilot": (role.skypilot, envs | role.envs.keys()) for name, role in own.items()}
     for place, (options, variables) in places.items():
@@ -326,6 +325,13 @@ class JobRole(Spec):
         if options and (key := next((key for key in _OF_ALL_ROLES if key in options.model_fields_set), None)):
             raise FieldError(f"`{key}` is an option of the whole job", hint=f"set `cluster.skypilot.{key}`")
         return options
+
+    def rented(self, options: SkyPilot) -> SkyPilot:
+        """Options of SkyPilot for the nodes of the role, from those of the job."""
+        own: dict[str, object] = {"image": f"docker:{self.image}"} if self.image else {}
+        if self.skypilot is not None:
+            own |= {key: getattr(self.skypilot, key) for key in self.skypilot.model_fields_set}
+        return options.model_copy(update=own)
 
 
 def check_roles(roles: Mapping[str, JobRole], beside: Sequence[str]) -> None:

@@ -234,17 +234,17 @@ class SkyPilotBackend(Backend):
         """
         roles = list(self._program.roles) if self._program is not None else []
         if roles and node is None:
-            for role, line in self._client.logs_of_tasks(handle, roles, follow=follow):
+            for task, line in self._client.logs_of_tasks(handle, roles, follow=follow):
                 match = _NODE_LINE.fullmatch(line)
-                yield f"[{role}-{match['node'] or 0}] {match['text']}" if match else line
+                yield f"[{task}-{match['node'] or 0}] {match['text']}" if match else line
             return
-        role, wanted = None, node
+        role, rank = None, node
         if roles and node is not None:
-            role, wanted = role_of_node(tasks_of(self._client.queue()).get(handle, []), node) or (roles[0], None)
+            role, rank = role_of_node(tasks_of(self._client.queue()).get(handle, []), node) or (roles[0], -1)
         for line in self._client.logs(handle, follow=follow, task=role):
             if node is None:
                 yield line
-            elif (match := _NODE_LINE.fullmatch(line)) and int(match["node"] or 0) == wanted:
+            elif (match := _NODE_LINE.fullmatch(line)) and int(match["node"] or 0) == rank:
                 yield match["text"]
 
     def nodes(self) -> list[NodeStatus]:
