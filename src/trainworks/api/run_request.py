@@ -324,9 +324,8 @@ def not_kept(run_file: RunFile, name: str) -> list[str]:
     ]
     roles = [key for key, role in run_file.roles.items() if role.skypilot is not None and name != "skypilot"]
     lost += [f"`roles.{role}.skypilot` is not kept in a job as {name}" for role in roles]
-    chooses = run_file.cluster.of is not None
-    changed = changed_elsewhere(run_file, chooses=chooses) if name != "skypilot" else ()
-    return lost + [f"`{'.'.join(map(str, path))}`: {what}" for path, what in changed]
+    changed = changed_elsewhere(run_file.resources, run_file.roles, chooses=run_file.cluster.of is not None)
+    return lost + [f"`{'.'.join(map(str, path))}`: {what}" for path, what in changed if name != "skypilot"]
 
 
 _KEPT_OTHERWISE = (("skypilot", "secrets"), ("skypilot", "program"))

@@ -13,16 +13,23 @@ from pydantic import (
     PlainValidator,
     StringConstraints,
     WithJsonSchema,
-    field_validator,
     model_serializer,
 )
 
-from trainworks.config.engines import SkyPilot
 from trainworks.config.limits import check_limit, up_to
 from trainworks.config.spec import FieldError, Image, Spec
 from trainworks.errors import suggest
 
 Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm"]
+
+Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
+"""A path or an image: no blank, comma, quote or shell character."""
+
+InstanceType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._$:-]*$", max_length=253)]
+"""An instance type of a cloud; Oracle's have a `$` for cores and memory. Never passed to a shell."""
+
+Infra = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z][A-Za-z0-9-]*)(/[A-Za-z0-9*][A-Za-z0-9._@:/*-]*)?$")]
+"""A place as SkyPilot names it: a cloud, `CLOUD/REGION`, `CLOUD/REGION/ZONE`, `k8s/CONTEXT`."""
 
 
 class AcceleratorRequest(Spec):
@@ -283,8 +290,38 @@ def check_trained(task: str, unit: str, trains: Spec) -> None:
 RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,28}[a-z0-9])?$")]
 """Name of a role: lower-case letters, digits and `-`, as Kubernetes takes it."""
 
-_OF_ALL_ROLES = ("program", "store", "python", "wheel", "constraints", "folder", "group")
-"""Options of SkyPilot that are those of a whole job."""
+
+class RentedNodes(Spec):
+    """Options of SkyPilot for the nodes that it rents."""
+
+    infra: tuple[Infra, ...] = ()
+    """Places to run the job: `aws`, `gcp/us-central1`, `k8s/my-context`; by default all that you have access to."""
+    ordered: bool = False
+    """Take the first place of `infra` with capacity instead of the cheapest."""
+    use_spot: bool = False
+    """Rent spot nodes, which the cloud may preempt."""
+    recovery: Literal["failover", "eager_next_region"] = "eager_next_region"
+    """First place to look for new nodes after a preemption: the same region, or the next."""
+    max_hourly_cost: Annotated[float, Field(gt=0)] | None = None
+    """Highest price of one node, in dollars per hour."""
+    instance_type: InstanceType | None = None
+    """Instance type of the cloud: `p5.48xlarge`."""
+    image: Place | None = None
+    """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`) or cloud image that the nodes start from. That of a
+    workload has Trainworks, unless `wheel` installs it."""
+    disk_size: Annotated[int, Field(ge=1)] | None = None
+    """Disk size of a node in GB."""
+    file_mounts: dict[str, str] = Field(default_factory=dict)
+    """Folders of this machine or buckets by their path on the nodes: `/data: s3://my-bucket/data`."""
+    secrets: tuple[str, ...] = ()
+    """Names in `envs` whose variables are SkyPilot's `secrets`, which it hides; those without a value always are."""
+    mounts: dict[str, Any] = Field(default_factory=dict)
+    """Buckets with options of their own by their path on the nodes, handed on unchanged:
+    `/data: {name: my-bucket, store: s3, mode: MOUNT}`."""
+    resources: dict[str, Any] = Field(default_factory=dict)
+    """More keys of a task's `resources`, handed on unchanged: `{disk_tier: best}`."""
+    task: dict[str, Any] = Field(default_factory=dict)
+    """More keys of a task, handed on unchanged: `{volumes: {/data: my-volume}}`."""
 
 
 class JobRole(Spec):
@@ -306,7 +343,7 @@ class JobRole(Spec):
     """Environment variables of the role, besides those of all roles."""
     image: Image | None = None
     """Container image of the role on Kubernetes and SkyPilot; by default that of the job."""
-    skypilot: SkyPilot | None = None
+    skypilot: RentedNodes | None = None
     """Options of `cluster.skypilot` for this role, in place of those of the job."""
     decides: bool = True
     """Whether the job succeeds only when this role has. A role that does not decide, such as a server, runs until all
@@ -319,19 +356,13 @@ class JobRole(Spec):
     depends_on: tuple[RoleName, ...] = ()
     """Roles that must succeed before this one starts; the nodes of all roles are allocated together."""
 
-    @field_validator("skypilot")
-    @classmethod
-    def _of_a_role(cls, options: SkyPilot | None) -> SkyPilot | None:
-        if options and (key := next((key for key in _OF_ALL_ROLES if key in options.model_fields_set), None)):
-            raise FieldError(f"`{key}` is an option of the whole job", hint=f"set `cluster.skypilot.{key}`")
-        return options
-
-    def rented(self, options: SkyPilot) -> SkyPilot:
-        """Options of SkyPilot for the nodes of the role, from those of the job."""
+    @property
+    def of_skypilot(self) -> dict[str, object]:
+        """Options of SkyPilot that its nodes have in place of those of the job."""
         own: dict[str, object] = {"image": f"docker:{self.image}"} if self.image else {}
         if self.skypilot is not None:
             own |= {key: getattr(self.skypilot, key) for key in self.skypilot.model_fields_set}
-        return options.model_copy(update=own)
+        return own
 
 
 def check_roles(roles: Mapping[str, JobRole], beside: Sequence[str]) -> None:

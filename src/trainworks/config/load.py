@@ -83,7 +83,7 @@ def note_engine(run_file: RunFile, source: Source, moves: Moves) -> None:
         source.unused += [f"{source.place(field)}: {what}" for field, what in found]
         return
     chooses = engine in ("local", "described") or run_file.cluster.of is not None
-    changed = changed_elsewhere(run_file, chooses=chooses)
+    changed = changed_elsewhere(run_file.resources, run_file.roles, chooses=chooses)
     source.unused += [f"{source.place(field)}: {what}" for field, what in changed]
     ignored = [(source.place(origin), reason) for origin, reason in ignored_keys(moves)]
     source.unused += [f"{place} has no effect on `{engine}`: {why}" for place, why in ignored]

@@ -33,7 +33,7 @@ from trainworks.config.load import (
     problems_of,
     with_settings,
 )
-from trainworks.config.manifests.job_group import HEADER, is_job_group, read_job_group
+from trainworks.config.manifests.job_group import HEADER, Task, is_job_group, read_job_group
 from trainworks.config.manifests.kinds import read_job, read_jobset, read_pytorchjob, read_trainjob
 from trainworks.config.manifests.leader_workers import read_leader_worker_set
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
@@ -88,7 +88,7 @@ def parse_tasks(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> li
 
 
 def _parse_pipeline(
-    header: tuple[Source, dict[str, Any]] | None, tasks: Sequence[Source], *, name: str, settings: Settings
+    header: Task | None, tasks: Sequence[Source], *, name: str, settings: Settings
 ) -> list[tuple[RunFile, Source]]:
     if header is not None:
         _check_order(*header)
@@ -122,7 +122,7 @@ def _check_order(source: Source, header: Mapping[str, object]) -> None:
 
 
 def _parse_job_group(
-    header: tuple[Source, dict[str, Any]], documents: list[tuple[Source, Any]], *, name: str, settings: Settings
+    header: Task, documents: list[tuple[Source, Any]], *, name: str, settings: Settings
 ) -> tuple[RunFile, Source]:
     """A job group as one run file with roles."""
     whole = Source(name, "")

@@ -377,7 +377,7 @@ class RunFile(Spec):
         """The run file of one role, as if it were the whole job."""
         role, cluster = self.roles[name], self.cluster
         kubernetes = cluster.kubernetes.model_copy(update={"image": role.image} if role.image else {})
-        skypilot = role.rented(cluster.skypilot)
+        skypilot = cluster.skypilot.model_copy(update=role.of_skypilot)
         nodes = {"processes_per_node": role.processes_per_node, "kubernetes": kubernetes, "skypilot": skypilot}
         own = {key: getattr(role, key) for key in ("run", "setup", "resources", "framework")}
         own |= {"num_nodes": role.nodes, "envs": self.envs | role.envs, "cluster": cluster.model_copy(update=nodes)}

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainworks.config.command import JobRole, Resources
 from trainworks.config.source import FieldPath
-
-if TYPE_CHECKING:
-    from trainworks.config.run_file import RunFile
 
 Moves = dict[FieldPath, FieldPath]
 """New place of a key by the one in the file."""
@@ -101,15 +98,18 @@ def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     return rest, moves
 
 
-def changed_elsewhere(run_file: RunFile, *, chooses: bool) -> Iterator[tuple[FieldPath, str]]:
+def changed_elsewhere(
+    resources: Resources | None, roles: Mapping[str, JobRole], *, chooses: bool
+) -> Iterator[tuple[FieldPath, str]]:
     """Requests that mean something else where SkyPilot does not rent the nodes: the place, and what becomes of it.
 
     Args:
-        run_file: of a job, or of roles.
+        resources: of the run file.
+        roles: of the run file, each with resources of its own.
         chooses: whether one of several accelerators is chosen there: that of this machine, or of a description.
     """
-    yield from _changed(run_file.resources, (), chooses=chooses)
-    for name, role in run_file.roles.items():
+    yield from _changed(resources, (), chooses=chooses)
+    for name, role in roles.items():
         yield from _changed(role.resources, ("roles", name), chooses=chooses)
         if _GROUP_NAME in f"{role.setup or ''}{role.run}":
             what = "is set by SkyPilot alone: the addresses of a role are in `$TRAINWORKS_ADDRESSES_...`"

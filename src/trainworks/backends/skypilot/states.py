@@ -107,7 +107,10 @@ def _group_status(tasks: Sequence[Record]) -> JobStatus:
     A role whose program fails ends the group if it decides; one that cannot be launched always does. A role that
     SkyPilot starts again leaves the job running, as its other nodes stay; `raw` has the state of each.
     """
-    roles = [_Role(_plain(task.get("task_name")), _task_status(task), _decides(task)) for task in tasks]
+    roles = [
+        _Role(_plain(task.get("task_name")), _task_status(task), task.get("is_primary_in_job_group") is not False)
+        for task in tasks
+    ]
     words = {one.status.raw for one in roles}
     raw = words.pop() if len(words) == 1 else ", ".join(f"{one.name} {one.status.raw}" for one in roles)
     deciding = [one.status.state for one in roles if one.decides]
@@ -133,11 +136,7 @@ class _Role:
     name: str
     status: JobStatus
     decides: bool
-
-
-def _decides(task: Record) -> bool:
-    """Whether a task is one of the `primary_tasks` of its group; all are where the group names none."""
-    return task.get("is_primary_in_job_group") is not False
+    """Whether it is one of the `primary_tasks` of its group; all are where the group names none."""
 
 
 def _live_status(tasks: Sequence[Record], roles: Sequence[_Role], raw: str) -> JobStatus:

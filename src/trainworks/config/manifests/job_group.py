@@ -20,7 +20,8 @@ _NAME = re.compile(r"[a-z]([a-z0-9-]{0,28}[a-z0-9])?")
 _SET_BY_ROLES = re.compile(r"TRAINWORKS_(ROLE(_SIZE)?|PORT|ADDRESSES_\w+)")
 """Variables that every engine sets for a role; in a group that was written here they are among its `envs`."""
 
-Task = tuple[Source, dict[str, Any]]
+Values = dict[str, Any]
+Task = tuple[Source, Values]
 """A document and its values."""
 
 
@@ -29,9 +30,7 @@ def is_job_group(header: Mapping[str, Any]) -> bool:
     return header.get("execution") == "parallel"
 
 
-def read_job_group(
-    header: Task, tasks: Sequence[Task], whole: Source
-) -> tuple[dict[str, Any], Moves, list[TrainworksError]]:
+def read_job_group(header: Task, tasks: Sequence[Task], whole: Source) -> tuple[Values, Moves, list[TrainworksError]]:
     """The values of a run file with a role for each task, the keys of the group that moved, and problems on the way.
 
     What all tasks request of SkyPilot alike is in `cluster.skypilot`, the rest in `skypilot` of each role. `whole` gets
@@ -43,7 +42,7 @@ def read_job_group(
     problems: list[TrainworksError] = [
         UsageError(message, place=source.place(key), hint=hint) for key, message, hint in wrong
     ]
-    roles, moves, primary = dict[str, dict[str, Any]](), Moves(), values.get("primary_tasks") or []
+    roles, moves, primary = dict[str, Values](), Moves(), values.get("primary_tasks") or []
     for document, task in tasks:
         if (name := _name_of(document, task, roles, problems)) is None:
             continue
@@ -56,7 +55,7 @@ def read_job_group(
         message = f"`workdir` of {' and '.join(f'`{name}`' for name in roles)} differ, and all roles have the same"
         hint = "give every task the same `workdir`, and change the folder in its command"
         problems.append(UsageError(message, place=source.name, hint=hint))
-    data: dict[str, Any] = {"name": str(values.get("name")), "roles": roles}
+    data: Values = {"name": str(values.get("name")), "roles": roles}
     if folder := next(iter(folders.values()), None):
         data["workdir"] = folder
     options = _common(roles, moves)
@@ -104,7 +103,7 @@ def _name_of(
     return None
 
 
-def _role(task: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
+def _role(task: Mapping[str, Any]) -> tuple[Values, Moves]:
     """A task as a role, and which of its keys moved where."""
     data, moved = read_task({key: value for key, value in task.items() if key != "cluster"})
     moves = {origin: place[1:] if place[:2] == ("cluster", "skypilot") else place for origin, place in moved.items()}
@@ -133,7 +132,7 @@ def _role(task: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     return role | ({"skypilot": options} if options else {}), moves
 
 
-def _common(roles: Mapping[str, dict[str, Any]], moves: Moves) -> dict[str, Any]:
+def _common(roles: Mapping[str, Values], moves: Moves) -> Values:
     """Options of SkyPilot that all roles have alike, taken out of them."""
     every = [role.get("skypilot", {}) for role in roles.values()]
     first = every[0] if every else {}
