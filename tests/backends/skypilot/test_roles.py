@@ -22,7 +22,7 @@ from trainworks.backends.skypilot.client import SkyPilotClient
 from trainworks.backends.skypilot.states import job_status, role_of_node
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile
-from trainworks.errors import UsageError
+from trainworks.errors import RunFileError, UsageError
 from trainworks.jobs.formats.skypilot import render_managed_job
 from trainworks.jobs.program import program_of
 from trainworks.jobs.spec_of_run import spec_of
@@ -122,9 +122,10 @@ def test_rules_that_a_job_group_keeps_otherwise_are_notes_at_their_lines() -> No
 
 
 @pytest.mark.parametrize("key", ["program", "folder", "python", "group"])
-def test_an_option_of_the_whole_job_is_refused_in_a_role(key: str) -> None:
-    with pytest.raises(ValueError, match=f"`{key}` is an option of the whole job"):
-        climb(reward={"skypilot": {key: {} if key == "group" else "/a/b"}})
+def test_an_option_of_the_whole_job_is_unknown_in_a_role(key: str) -> None:
+    text = f"name: a\nroles:\n  b:\n    run: b\n    skypilot: {{{key}: /a/b}}\n"
+    with pytest.raises(RunFileError, match=f"unknown key `{key}`"):
+        parse_run_file(text, name="a.yaml")
 
 
 def record(role: str, status: str, **facts: Any) -> dict[str, Any]:
