@@ -136,7 +136,7 @@ class _Role:
     name: str
     status: JobStatus
     decides: bool
-    """Whether it is one of the `primary_tasks` of its group; all are where the group names none."""
+    """True for one of the `primary_tasks` of its group, and for each role of a group that names none."""
 
 
 def _live_status(tasks: Sequence[Record], roles: Sequence[_Role], raw: str) -> JobStatus:
