@@ -37,7 +37,7 @@ def test_a_header_and_empty_documents_are_no_task(text: str, names: list[str]) -
 @pytest.mark.parametrize(
     ("text", "message", "places"),
     [
-        ("name: g\nexecution: parallel\n---\nrun: a\n---\nrun: b\n", "2 tasks a job group", ["t.yaml:2"]),
+        ("name: g\nexecution: sideways\n---\nrun: a\n---\nrun: b\n", "`execution: sideways` is not", ["t.yaml:2"]),
         ("name: g\nprimary_tasks: [a]\n---\nrun: a\n", "`primary_tasks` is for a job group", ["t.yaml:2"]),
         ("run: a\nnod: 1\n---\nrun: b\nnode: 2\n", "unknown key", ["t.yaml:2", "t.yaml:5"]),
         ("---\n---\n", "must be a mapping", ["t.yaml:1"]),

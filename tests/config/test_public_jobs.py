@@ -55,6 +55,10 @@ def task(written: Facts) -> str:
     return yaml.safe_dump({**written, "run": "true"} | kept({**names, "file_mounts": mounts}), sort_keys=False)
 
 
+def job_group(written: Facts) -> str:
+    return "---\n".join([yaml.safe_dump(written["header"], sort_keys=False), *map(task, written["tasks"])])
+
+
 def pod(group: Facts) -> Facts:
     texts = [{"name": name, "value": "1"} for name in group.get("envs", ())]
     field = {"valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
@@ -130,7 +134,7 @@ def manifest(kind: str, written: Facts) -> str:
 
 def text_of(file: Facts) -> str:
     """A file with the fields of a public one, and nothing else of it."""
-    writers = {"batch script": batch_script, "task": task}
+    writers = {"batch script": batch_script, "task": task, "job group": job_group}
     kind, written = file["kind"], file["written"]
     return writers[kind](written) if kind in writers else manifest(kind, written)
 
@@ -154,13 +158,24 @@ def node_of(run_file: RunFile) -> dict[str, Any]:
     })  # fmt: skip
 
 
+def rented(role: RunFile) -> dict[str, Any]:
+    """What SkyPilot gives the nodes of a role besides."""
+    options = role.cluster.skypilot
+    return kept({
+        "image": (options.image or "").removeprefix("docker:") or None,
+        "handed_on": sorted({*options.resources, *options.task}),
+        "mounts": sorted({*options.file_mounts, *options.mounts}),
+    })  # fmt: skip
+
+
 def meaning(run_file: RunFile, source: Source) -> dict[str, Any]:
     """What a file is read as."""
     cluster, job = run_file.cluster, run_file.job
     slurm, kubernetes, skypilot = cluster.slurm, cluster.kubernetes, cluster.skypilot
     roles = {
-        name: {"nodes": role.nodes} | node_of(run_file.of_role(name)) | kept({"serves": not role.decides})
+        name: {"nodes": role.nodes} | node_of(own) | rented(own) | kept({"serves": not role.decides})
         for name, role in run_file.roles.items()
+        if (own := run_file.of_role(name))
     }
     after = {name: list(role.depends_on) for name, role in run_file.roles.items() if role.depends_on}
     per_node = cluster.processes_per_node
@@ -181,7 +196,7 @@ def meaning(run_file: RunFile, source: Source) -> dict[str, Any]:
         "workdir": run_file.workdir,
         **{name: getattr(skypilot, name) for name in ("use_spot", "disk_size", "instance_type")},
         "place": skypilot.infra[0] if skypilot.infra else None,
-        "image_of_nodes": skypilot.image,
+        "image_of_nodes": None if roles else skypilot.image,  # of roles it is among theirs
         "handed_on": sorted({*skypilot.resources, *skypilot.task}),
         "mounts": sorted({*skypilot.file_mounts, *skypilot.mounts}),
         "secrets": sorted(skypilot.secrets),
@@ -193,7 +208,7 @@ def meaning(run_file: RunFile, source: Source) -> dict[str, Any]:
 
 def test_the_files_are_of_every_kind() -> None:
     kinds = [file["kind"] for file in FILES]
-    assert len(FILES) >= 150 and {*KINDS, "task", "batch script"} == set(kinds)
+    assert len(FILES) >= 150 and {*KINDS, "task", "job group", "batch script"} == set(kinds)
     assert len({name_of(file) for file in FILES}) == len(FILES)
 
 
@@ -265,10 +280,11 @@ REFUSED = {
     "cluster.kubernetes.priority_class": "priority_class",
     "cluster.kubernetes.keep": "keep",
     "workdir": "workdir",
-    "roles": "roles",
+    "support `roles`": "roles",
     "accelerator type": "accelerators",
     "cluster.kubernetes.patch": "nodes",  # of which a file says no more here
     "depends on one other": "after",
+    "starts all roles at once": "after",
     "unknown accelerator": "accelerators",
     "unknown TPU": "accelerators",
 }
@@ -283,7 +299,10 @@ def on_kubernetes(means: Facts) -> dict[str, Any]:
     return {**means, **kept({**roles, "accelerators": [first] if first else None, "cores": needs_core * 1.0 or None})}
 
 
-FORMATS = dict.fromkeys(KINDS, ("jobset", "trainjob", "skypilot", "run-file")) | {"task": ("jobset", "skypilot")}
+FORMATS = dict.fromkeys(KINDS, ("jobset", "trainjob", "skypilot", "run-file")) | {
+    "task": ("jobset", "skypilot"),
+    "job group": ("skypilot", "run-file"),
+}
 
 
 @pytest.mark.parametrize(

@@ -254,3 +254,21 @@ def test_a_program_takes_the_place_of_another() -> None:
         "from trainworks.host import process; process.replace(['sh', '-c', 'echo $A'], {'A': '1', 'PATH': '/bin'})"
     )
     assert process.run(process.python_program(program)).stdout == "1\n"
+
+
+def test_lines_of_several_commands_come_as_they_are_written_and_closing_ends_them(tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    waits = f'until test -e "{later}"; do sleep 0.05; done; echo second; sleep 600'
+    lines = process.lines_of({"a": ["bash", "-c", waits], "b": ["bash", "-c", "echo first; echo $$; exec sleep 600"]})
+    assert next(lines) == ("b", "first\n")
+    name, number = next(lines)
+    later.touch()
+    assert (name, next(lines)) == ("b", ("a", "second\n"))
+    lines.close()
+    assert not psutil.pid_exists(int(number))
+
+
+def test_lines_of_several_commands_end_with_the_last_of_them() -> None:
+    commands = {name: ["echo", name] for name in ("a", "b")}
+    assert sorted(process.lines_of(commands)) == [("a", "a\n"), ("b", "b\n")]
+    assert list(process.lines_of({})) == []

@@ -178,12 +178,12 @@ def _no_container(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
 
 
 def _image_of_role(run_file: RunFile) -> tuple[tuple[str, ...], str, str] | None:
-    """Field, reason and hint of a role on this machine that names an image; None without one."""
+    """Field, reason and hint of a role with an image where it has no container of its own; None without one."""
     name = next((name for name, role in run_file.roles.items() if role.image is not None), None)
-    if name is None or run_file.cluster.engine == "kubernetes":
+    if name is None or run_file.cluster.engine in ("kubernetes", "skypilot"):
         return None
-    hint = "set `cluster.engine: kubernetes`, or remove `image`"
-    return ("roles", name, "image"), f"role `{name}` has an image, which is for Kubernetes alone", hint
+    hint = "set `cluster.engine` to `kubernetes` or `skypilot`, or remove `image`"
+    return ("roles", name, "image"), f"role `{name}` has an image, which is for Kubernetes and SkyPilot alone", hint
 
 
 def _word_of_slurm(script: str) -> str | None:

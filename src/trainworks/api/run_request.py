@@ -320,9 +320,10 @@ def not_kept(run_file: RunFile, name: str) -> list[str]:
         for option in (block.model_dump(exclude_defaults=True) if key != _ENGINES.get(name) else ())
         if (key, option) not in _KEPT_OTHERWISE
     ]
-    chooses = run_file.cluster.of is not None
-    changed = changed_elsewhere(run_file.resources, chooses=chooses) if name != "skypilot" else ()
-    return lost + [f"`{'.'.join(map(str, path))}`: {what}" for path, what in changed]
+    roles = [key for key, role in run_file.roles.items() if role.skypilot is not None and name != "skypilot"]
+    lost += [f"`roles.{role}.skypilot` is not kept in a job as {name}" for role in roles]
+    changed = changed_elsewhere(run_file.resources, run_file.roles, chooses=run_file.cluster.of is not None)
+    return lost + [f"`{'.'.join(map(str, path))}`: {what}" for path, what in changed if name != "skypilot"]
 
 
 _KEPT_OTHERWISE = (("skypilot", "secrets"), ("skypilot", "program"))
@@ -369,7 +370,7 @@ def _job_text(request: AnyRequest, name: str) -> str:
     if name != "skypilot":  # the others take secrets from the shell or from a Secret, and the text has no values
         hidden = dict.fromkeys(run_file.cluster.skypilot.secrets)
         run_file = run_file.model_copy(update={"envs": run_file.envs | hidden})
-    if run_file.roles:
+    if run_file.roles and name != "skypilot":
         return jobset.render_roles(run_file, name)
     spec = spec_of(run_file, run_id=run_file.name, working_folder=run_file.workdir or "")
     program, cluster = program_of(run_file, command=tuple(run.command or ())), run_file.cluster

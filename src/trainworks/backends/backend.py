@@ -400,8 +400,7 @@ class Backend(abc.ABC):
             "environment.conda": spec.environment == "conda",
             "environment.image": spec.environment == "image",
         }
-        lacks = self.unsupported | ({"roles"} if self.needs_program else frozenset())  # it gets one program
-        missing = next((name for name, is_used in used.items() if is_used and name in lacks), None)
+        missing = next((name for name, is_used in used.items() if is_used and name in self.unsupported), None)
         if missing is not None:
             key = missing if missing.startswith(("environment", "roles")) else f"job.{missing}"
             hint = f"leave out `{key}`, or use another backend"

@@ -121,7 +121,7 @@ def backend_of_run(resolved: ResolvedRun, *, store: JobStore | None = None) -> B
     """
     run_file, program = resolved.run_file, None
     engine = run_file.cluster.engine
-    if engine != "described" and not run_file.roles and (backend := backend_class(engine)).needs_program:
+    if engine != "described" and (backend := backend_class(engine)).needs_program:
         is_workload = run_file.workload is not None
         command = resolved.command or ()
         program = backend.workload_program(run_file) if is_workload else program_of(run_file, command=command)

@@ -22,6 +22,15 @@ from trainworks.errors import suggest
 
 Framework = Literal["torch", "jax", "tensorflow", "mpi", "deepspeed", "slurm"]
 
+Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
+"""A path or an image: no blank, comma, quote or shell character."""
+
+InstanceType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._$:-]*$", max_length=253)]
+"""An instance type of a cloud; Oracle's have a `$` for cores and memory. Never passed to a shell."""
+
+Infra = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z][A-Za-z0-9-]*)(/[A-Za-z0-9*][A-Za-z0-9._@:/*-]*)?$")]
+"""A place as SkyPilot names it: a cloud, `CLOUD/REGION`, `CLOUD/REGION/ZONE`, `k8s/CONTEXT`."""
+
 
 class AcceleratorRequest(Spec):
     """Kind and number of accelerators of one node: `A100:8`."""
@@ -239,6 +248,25 @@ def check_keys_of_command(run_file: Any) -> None:
         raise FieldError(message)
 
 
+def check_secrets(run_file: Any) -> None:
+    """Refuse secrets of SkyPilot that are not among the variables of a `RunFile`, or of a role of it.
+
+    Raises:
+        FieldError: the first of them.
+    """
+    envs, roles = run_file.envs.keys(), run_file.roles
+    every = envs | {key for role in roles.values() for key in role.envs}
+    places = {"cluster.skypilot": (run_file.cluster.skypilot, every)}
+    own = {name: role for name, role in roles.items() if role.skypilot is not None}
+    places |= {f"roles.{name}.skypilot": (role.skypilot, envs | role.envs.keys()) for name, role in own.items()}
+    for place, (options, variables) in places.items():
+        if missing := [name for name in options.secrets if name not in variables]:
+            raise FieldError(
+                f"`{missing[0]}` in `{place}.secrets` is not among the variables of `envs`",
+                hint=f"add `{missing[0]}: null` to `envs`, which takes it from your shell",
+            )
+
+
 def check_trained(task: str, unit: str, trains: Spec) -> None:
     """Refuse what the plan of a command cannot take.
 
@@ -262,8 +290,41 @@ def check_trained(task: str, unit: str, trains: Spec) -> None:
         raise FieldError(message, hint="leave it out, and say it to the program")
 
 
-RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,18}[a-z0-9])?$")]
+RoleName = Annotated[str, StringConstraints(pattern=r"^[a-z]([a-z0-9-]{0,28}[a-z0-9])?$")]
 """Name of a role: lower-case letters, digits and `-`, as Kubernetes takes it."""
+
+
+class RentedNodes(Spec):
+    """Options of SkyPilot for the nodes that it rents."""
+
+    infra: tuple[Infra, ...] = ()
+    """Places to run the job: `aws`, `gcp/us-central1`, `k8s/my-context`; by default all that you have access to."""
+    ordered: bool = False
+    """Take the first place of `infra` with capacity instead of the cheapest."""
+    use_spot: bool = False
+    """Rent spot nodes, which the cloud may preempt."""
+    recovery: Literal["failover", "eager_next_region"] = "eager_next_region"
+    """First place to look for new nodes after a preemption: the same region, or the next."""
+    max_hourly_cost: Annotated[float, Field(gt=0)] | None = None
+    """Highest price of one node, in dollars per hour."""
+    instance_type: InstanceType | None = None
+    """Instance type of the cloud: `p5.48xlarge`."""
+    image: Place | None = None
+    """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`) or cloud image that the nodes start from. That of a
+    workload has Trainworks, unless `wheel` installs it."""
+    disk_size: Annotated[int, Field(ge=1)] | None = None
+    """Disk size of a node in GB."""
+    file_mounts: dict[str, str] = Field(default_factory=dict)
+    """Folders of this machine or buckets by their path on the nodes: `/data: s3://my-bucket/data`."""
+    secrets: tuple[str, ...] = ()
+    """Names in `envs` whose variables are SkyPilot's `secrets`, which it hides; those without a value always are."""
+    mounts: dict[str, Any] = Field(default_factory=dict)
+    """Buckets with options of their own by their path on the nodes, handed on unchanged:
+    `/data: {name: my-bucket, store: s3, mode: MOUNT}`."""
+    resources: dict[str, Any] = Field(default_factory=dict)
+    """More keys of a task's `resources`, handed on unchanged: `{disk_tier: best}`."""
+    task: dict[str, Any] = Field(default_factory=dict)
+    """More keys of a task, handed on unchanged: `{volumes: {/data: my-volume}}`."""
 
 
 class JobRole(Spec):
@@ -284,7 +345,9 @@ class JobRole(Spec):
     envs: dict[str, EnvironmentValue] = Field(default_factory=dict)
     """Environment variables of the role, besides those of all roles."""
     image: Image | None = None
-    """Container image of the role on Kubernetes; by default that of the job."""
+    """Container image of the role on Kubernetes and SkyPilot; by default that of the job."""
+    skypilot: RentedNodes | None = None
+    """Options of `cluster.skypilot` for this role, in place of those of the job."""
     decides: bool = True
     """Whether the job succeeds only when this role has. A role that does not decide, such as a server, runs until all
     deciding roles have succeeded, and is then ended."""
@@ -295,6 +358,14 @@ class JobRole(Spec):
     job, with `recover.max_restarts`."""
     depends_on: tuple[RoleName, ...] = ()
     """Roles that must succeed before this one starts; the nodes of all roles are allocated together."""
+
+    @property
+    def of_skypilot(self) -> dict[str, object]:
+        """Options of SkyPilot that its nodes have in place of those of the job."""
+        own: dict[str, object] = {"image": f"docker:{self.image}"} if self.image else {}
+        if self.skypilot is not None:
+            own |= {key: getattr(self.skypilot, key) for key in self.skypilot.model_fields_set}
+        return own
 
 
 def check_roles(run_file: Any) -> None:

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, StringConstraints, WithJsonSchema, m
 from pydantic_core import PydanticCustomError
 
 from trainworks.config.backend_names import BUILT_IN, ENTRY_POINTS, PUBLISHED, is_plugin
+from trainworks.config.command import Place, RentedNodes
 from trainworks.config.limits import up_to
 from trainworks.config.pod_patch import checked_pod_patch
 from trainworks.config.quantities import DurationS, DurationSOrNever, SizeBytes
@@ -46,20 +47,11 @@ SshHost = Annotated[
 ]
 """A machine as ssh names it, `USER@HOST:PORT`: never an option of ssh, no blank, quote or shell character."""
 
-Place = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9/][A-Za-z0-9._@/:+=-]*$", max_length=4096)]
-"""A path or an image: no blank, comma, quote or shell character."""
-
 RemotePath = Annotated[str, StringConstraints(pattern=r"^/[^\x00-\x1f\x7f\\]*$", max_length=3072)]
 """An absolute path on another machine, quoted for its shell; no control character and, for sbatch, no backslash."""
 
 Command = Annotated[str, StringConstraints(pattern=r"^[^\x00-][^\x00]*$", max_length=4096)]
 """A program on the search path or by its own path; never passed to a shell."""
-
-InstanceType = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._$:-]*$", max_length=253)]
-"""An instance type of a cloud; Oracle's have a `$` for cores and memory. Never passed to a shell."""
-
-Infra = Annotated[str, StringConstraints(pattern=r"^(\*|[A-Za-z][A-Za-z0-9-]*)(/[A-Za-z0-9*][A-Za-z0-9._@:/*-]*)?$")]
-"""A place as SkyPilot names it: a cloud, `CLOUD/REGION`, `CLOUD/REGION/ZONE`, `k8s/CONTEXT`."""
 
 
 def _one_option(text: str) -> str:
@@ -297,26 +289,11 @@ class Ssh(Spec):
 _STORE: dict[str, object] = {"anyOf": [{"type": "string", "examples": ["s3://bucket/prefix"]}, {"type": "object"}]}
 
 
-class SkyPilot(Spec):
+class SkyPilot(RentedNodes):
     """Clouds through SkyPilot, which rents the nodes of a job and replaces preempted ones."""
 
     program: Command = "sky"
     """Command line of SkyPilot, in its own environment: a name on the search path, or a path."""
-    infra: tuple[Infra, ...] = ()
-    """Places to run the job: `aws`, `gcp/us-central1`, `k8s/my-context`; by default all that you have access to."""
-    ordered: bool = False
-    """Take the first place of `infra` with capacity instead of the cheapest."""
-    use_spot: bool = False
-    """Rent spot nodes, which the cloud may preempt."""
-    recovery: Literal["failover", "eager_next_region"] = "eager_next_region"
-    """First place to look for new nodes after a preemption: the same region, or the next."""
-    max_hourly_cost: Annotated[float, Field(gt=0)] | None = None
-    """Highest price of one node, in dollars per hour."""
-    instance_type: InstanceType | None = None
-    """Instance type of the cloud: `p5.48xlarge`."""
-    image: Place | None = None
-    """Container (`docker:nvcr.io/nvidia/pytorch:26.09-py3`) or cloud image that the nodes start from. That of a
-    workload has Trainworks, unless `wheel` installs it."""
     store: Annotated[CheckpointCopy, WithJsonSchema(_STORE)] | None = None
     """Object store of the checkpoints and the record of a workload, `s3://bucket/prefix`, with the keys of an entry of
     `checkpoint.copies`: nodes that replace preempted ones continue from there, and the record comes back from there."""
@@ -329,19 +306,9 @@ class SkyPilot(Spec):
     folder: RemotePath | None = None
     """Folder of run directories on the nodes, `~/trainworks-runs` by default. Several nodes need one that all of them
     mount, such as that of a volume of SkyPilot: `{task: {volumes: {/runs: my-volume}}, folder: /runs}`."""
-    disk_size: Annotated[int, Field(ge=1)] | None = None
-    """Disk size of a node in GB."""
-    file_mounts: dict[str, str] = Field(default_factory=dict)
-    """Folders of this machine or buckets by their path on the nodes: `/data: s3://my-bucket/data`."""
-    secrets: tuple[str, ...] = ()
-    """Names in `envs` whose variables are SkyPilot's `secrets`, which it hides; those without a value always are."""
-    mounts: dict[str, Any] = Field(default_factory=dict)
-    """Buckets with options of their own by their path on the nodes, handed on unchanged:
-    `/data: {name: my-bucket, store: s3, mode: MOUNT}`."""
-    resources: dict[str, Any] = Field(default_factory=dict)
-    """More keys of a task's `resources`, handed on unchanged: `{disk_tier: best}`."""
-    task: dict[str, Any] = Field(default_factory=dict)
-    """More keys of a task, handed on unchanged: `{volumes: {/data: my-volume}}`."""
+    group: dict[str, Any] = Field(default_factory=dict)
+    """More keys of the header of a job group, which a job with roles becomes, handed on unchanged:
+    `{termination_delay: 30s}`."""
 
     @model_validator(mode="after")
     def _check_store(self) -> SkyPilot:
@@ -351,6 +318,9 @@ class SkyPilot(Spec):
         if (self.wheel is None) is not (self.constraints is None):
             hint = "set both; `pip freeze --exclude trainworks > constraints.txt` writes the versions that you have"
             raise FieldError("`cluster.skypilot` needs `wheel` and `constraints` together", hint=hint)
+        if key := next((key for key in ("name", "execution", "primary_tasks") if key in self.group), None):
+            hint = "remove it: `name` and `decides` of the roles say the same"
+            raise FieldError(f"`cluster.skypilot.group.{key}` is not for an option", hint=hint)
         return self
 
 

@@ -13,7 +13,15 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 from trainworks.config.limits import above_limit
 from trainworks.config.manifests.reading import FILL_IN
 from trainworks.config.run_file import RunFile, Workload
-from trainworks.config.skypilot_task import NOT_A_JOB, changed_elsewhere, ignored_keys, is_task, read_task
+from trainworks.config.skypilot_task import (
+    NOT_A_JOB,
+    Moves,
+    changed_elsewhere,
+    ignored_keys,
+    is_task,
+    kept_otherwise,
+    read_task,
+)
 from trainworks.config.source import FieldPath, Source, parse_value, read_text
 from trainworks.config.spec import FieldError, name_from
 from trainworks.errors import RunFileError, TrainworksError, UsageError, suggest
@@ -56,13 +64,28 @@ def parse_run_file(text: str, *, name: str, settings: Settings = NO_SETTINGS) ->
         run_file = RunFile.model_validate(data)
     except ValidationError as error:
         raise RunFileError(list(problems_of(error, data, source))) from None
-    if run_file.cluster.engine != "skypilot":
-        chooses = run_file.cluster.engine in ("local", "described") or run_file.cluster.of is not None
-        changed = changed_elsewhere(run_file.resources, chooses=chooses)
-        source.unused += [f"{source.place(field)}: {what}" for field, what in changed]
-        ignored = [(source.place(origin), reason) for origin, reason in ignored_keys(moves)]
-        source.unused += [f"{place} has no effect on `{run_file.cluster.engine}`: {why}" for place, why in ignored]
+    note_engine(run_file, source, moves)
     return run_file, source
+
+
+def note_engine(run_file: RunFile, source: Source, moves: Moves) -> None:
+    """Note at their places what the engine of a run keeps otherwise than the run file has it, or not at all.
+
+    Args:
+        run_file: as read.
+        source: gets the notes.
+        moves: keys of SkyPilot that moved to its options.
+    """
+    engine = run_file.cluster.engine
+    if engine == "skypilot":
+        found = kept_otherwise(run_file.roles)
+        source.unused += [f"{source.place(field)}: {what}" for field, what in found]
+        return
+    chooses = engine in ("local", "described") or run_file.cluster.of is not None
+    changed = changed_elsewhere(run_file.resources, run_file.roles, chooses=chooses)
+    source.unused += [f"{source.place(field)}: {what}" for field, what in changed]
+    ignored = [(source.place(origin), reason) for origin, reason in ignored_keys(moves)]
+    source.unused += [f"{place} has no effect on `{engine}`: {why}" for place, why in ignored]
 
 
 def with_settings(run_file: RunFile, settings: Settings, source: Source | None = None) -> RunFile:

@@ -5,6 +5,7 @@
 | batch script of Slurm          | `.sbatch`, `.slurm`, or `#!` and `#SBATCH`       | one     |
 | manifest of Kubernetes         | `apiVersion` and `kind`                          | one     |
 | pipeline of SkyPilot           | several documents of YAML                        | several |
+| job group of SkyPilot          | `execution: parallel` in the first of several    | one     |
 | run file, or task of SkyPilot  | any other YAML                                   | one     |
 
 Of a manifest, what the backend has a field for goes there, other fields of the pods into `cluster.kubernetes.patch`;
@@ -16,14 +17,22 @@ Source: the task YAML of SkyPilot 0.14; the first document of a pipeline may be 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from trainworks.config.load import NO_SETTINGS, Settings, parse_run_file, problems_of, with_settings
+from trainworks.config.load import (
+    NO_SETTINGS,
+    Settings,
+    note_engine,
+    parse_run_file,
+    problems_of,
+    with_settings,
+)
+from trainworks.config.manifests.job_group import HEADER, Task, is_job_group, read_job_group
 from trainworks.config.manifests.kinds import read_job, read_jobset, read_pytorchjob, read_trainjob
 from trainworks.config.manifests.leader_workers import read_leader_worker_set
 from trainworks.config.manifests.own_job import JOB, SUBMITTED, OwnJob, own_job
@@ -34,9 +43,6 @@ from trainworks.config.slurm.sbatch import is_batch_script, load_batch_script
 from trainworks.config.source import FieldPath, Source, read_text, split_documents
 from trainworks.config.spec import name_from
 from trainworks.errors import RunFileError, TrainworksError, UsageError
-
-_HEADER = ("name", "execution", "primary_tasks", "termination_delay")
-"""Keys of a first document that names the pipeline."""
 
 
 def is_run_description(text: str) -> bool:
@@ -49,7 +55,7 @@ def load_tasks(path: Path, settings: Settings = NO_SETTINGS) -> list[tuple[RunFi
 
     Raises:
         UsageError: the file does not exist or cannot be read.
-        RunFileError: every problem in it, each with its line; or its tasks run at the same time.
+        RunFileError: every problem in it, each with its line.
     """
     if is_batch_script(path):
         run_file, source = load_batch_script(path)
@@ -63,10 +69,10 @@ def load_tasks(path: Path, settings: Settings = NO_SETTINGS) -> list[tuple[RunFi
 
 
 def parse_tasks(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> list[tuple[RunFile, Source]]:
-    """Check the text of a run file, of a manifest or of a pipeline; its tasks are in the order of the file.
+    """Check the text of a run file, of a manifest, of a job group or of a pipeline, whose tasks are in their order.
 
     Raises:
-        RunFileError: every problem in it, each with its line; or its tasks run at the same time.
+        RunFileError: every problem in it, each with its line.
     """
     parts = [] if is_manifest(text) else list(split_documents(text))
     if len(parts) < 2:
@@ -74,12 +80,20 @@ def parse_tasks(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> li
     sources = [Source(name, part) for part in parts]
     documents = [(source, found) for source in sources if (found := source.parse()) is not None]
     first = documents[0][1] if len(documents) > 1 else None
-    header = documents[0] if isinstance(first, dict) and first.keys() <= set(_HEADER) else None
+    if isinstance(first, dict) and is_job_group(first):
+        return [_parse_job_group(documents[0], documents[1:], name=name, settings=settings)]
+    header = documents[0] if isinstance(first, dict) and first.keys() <= set(HEADER) else None
     tasks = [source for source, _ in documents[1 if header else 0 :]]
+    return _parse_pipeline(header, tasks or sources[:1], name=name, settings=settings)
+
+
+def _parse_pipeline(
+    header: Task | None, tasks: Sequence[Source], *, name: str, settings: Settings
+) -> list[tuple[RunFile, Source]]:
     if header is not None:
-        _check_order(*header, len(tasks))
+        _check_order(*header)
     read, problems = list[tuple[RunFile, Source]](), list[TrainworksError]()
-    for source in tasks or sources[:1]:
+    for source in tasks:
         try:
             read.append(parse_run_file(source.text, name=name, settings=settings))
         except RunFileError as error:
@@ -94,17 +108,35 @@ def parse_tasks(text: str, *, name: str, settings: Settings = NO_SETTINGS) -> li
     return read
 
 
-def _check_order(source: Source, header: Mapping[str, object], tasks: int) -> None:
-    """Refuse a job group, and keys of one."""
-    if others := [key for key in header if key not in ("name", "execution")]:
-        message = f"`{others[0]}` is for a job group, whose tasks run at the same time and find each other by name"
-    elif header.get("execution", "serial") != "serial":
-        others = ["execution"]
-        message = f"`execution: {header['execution']}` makes {tasks} tasks a job group; a pipeline runs them in order"
+def _check_order(source: Source, header: Mapping[str, object]) -> None:
+    """Refuse keys of a job group in the header of a pipeline."""
+    others = [key for key in header if key not in ("name", "execution")]
+    if header.get("execution", "serial") != "serial":
+        message, key = f"`execution: {header['execution']}` is not known", "execution"
+    elif others:
+        message, key = f"`{others[0]}` is for a job group, whose tasks run at the same time", others[0]
     else:
         return
-    hint = "write a run file with `roles`, which start together and find each other at `$TRAINWORKS_ADDRESSES_...`"
-    raise RunFileError([UsageError(message, place=source.place((others[0],)), hint=hint)])
+    hint = "write `execution: parallel` for a job group, and leave it out for a pipeline"
+    raise RunFileError([UsageError(message, place=source.place((key,)), hint=hint)])
+
+
+def _parse_job_group(
+    header: Task, documents: list[tuple[Source, Any]], *, name: str, settings: Settings
+) -> tuple[RunFile, Source]:
+    """A job group as one run file with roles."""
+    whole = Source(name, "")
+    tasks = [(source, task) for source, task in documents if isinstance(task, dict)]
+    data, moves, problems = read_job_group(header, tasks, whole)
+    if problems:
+        raise RunFileError(problems)
+    data["name"] = name_from(data["name"])
+    try:
+        run_file = with_settings(RunFile.model_validate(data), settings, whole)
+    except ValidationError as error:
+        raise RunFileError(list(problems_of(error, data, whole))) from None
+    note_engine(run_file, whole, moves)
+    return run_file, whole
 
 
 KINDS = {

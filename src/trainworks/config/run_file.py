@@ -16,6 +16,7 @@ from trainworks.config.command import (
     RoleName,
     check_keys_of_command,
     check_roles,
+    check_secrets,
 )
 from trainworks.config.data import Data, Evaluation
 from trainworks.config.engines import Engine, JobOptions, Kubernetes, Local, SkyPilot, Slurm, Ssh, cluster_from_text
@@ -329,11 +330,7 @@ class RunFile(Spec):
 
     @model_validator(mode="after")
     def _secrets_are_variables(self) -> RunFile:
-        if missing := [name for name in self.cluster.skypilot.secrets if name not in self.envs]:
-            raise FieldError(
-                f"`{missing[0]}` in `cluster.skypilot.secrets` is not among the variables of `envs`",
-                hint=f"add `{missing[0]}: null` to `envs`, which takes it from your shell",
-            )
+        check_secrets(self)
         return self
 
     @model_validator(mode="after")
@@ -366,8 +363,9 @@ class RunFile(Spec):
     @property
     def written_secrets(self) -> list[str]:
         """Variables of `envs` with a value here that is secret: by their names, or as `secrets` of a SkyPilot task."""
-        secrets, every = self.cluster.skypilot.secrets, [self.envs, *(role.envs for role in self.roles.values())]
-        written = dict.fromkeys(name for envs in every for name, value in envs.items() if value)
+        jobs = [self, *map(self.of_role, self.roles)]
+        written = dict.fromkeys(name for job in jobs for name, value in job.envs.items() if value)
+        secrets = {name for job in jobs for name in job.cluster.skypilot.secrets}
         return [name for name in written if is_secret(name) or name in secrets]
 
     @property
@@ -379,7 +377,8 @@ class RunFile(Spec):
         """The run file of one role, as if it were the whole job."""
         role, cluster = self.roles[name], self.cluster
         kubernetes = cluster.kubernetes.model_copy(update={"image": role.image} if role.image else {})
-        nodes = {"processes_per_node": role.processes_per_node, "kubernetes": kubernetes}
+        skypilot = cluster.skypilot.model_copy(update=role.of_skypilot)
+        nodes = {"processes_per_node": role.processes_per_node, "kubernetes": kubernetes, "skypilot": skypilot}
         own = {key: getattr(role, key) for key in ("run", "setup", "resources", "framework")}
         own |= {"num_nodes": role.nodes, "envs": self.envs | role.envs, "cluster": cluster.model_copy(update=nodes)}
         return self.model_copy(update=own | {"roles": {}})

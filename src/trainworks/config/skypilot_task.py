@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trainworks.config.command import Resources
+from trainworks.config.command import JobRole, Resources
 from trainworks.config.source import FieldPath
 
 Moves = dict[FieldPath, FieldPath]
@@ -29,6 +29,8 @@ TASK_KEYS = (
     "volume_mounts",
 )
 """Keys of a task that no option stands for."""
+ROLE_INDEX = "export TRAINWORKS_ROLE_INDEX=$SKYPILOT_NODE_RANK\n"
+"""First line of the `run` of a role that is written as a task of a job group."""
 MOVED = ("file_mounts", "secrets", *TASK_KEYS)
 """Keys of a task that a run file has elsewhere."""
 NOT_A_JOB = {
@@ -45,6 +47,7 @@ NOT_A_JOB = {
 _RENAMED = {"gpus": "accelerators", "spot_recovery": "job_recovery"}
 """Other names that SkyPilot has for keys of `resources`."""
 
+_GROUP_NAME = "SKYPILOT_JOBGROUP_NAME"
 _CHOSEN = "SkyPilot alone chooses among its entries; what one of them requests, write as `resources`"
 _WITHOUT_EFFECT = {
     "any_of": _CHOSEN,
@@ -54,6 +57,8 @@ _WITHOUT_EFFECT = {
     "autostop": "a job releases its nodes when it ends",
     "priority": "`job.priority` orders the jobs of this queue",
     "workdir": "Trainworks clones no repository, and starts in the current folder",
+    "termination_delay": "a role that does not decide gets SIGTERM when the others have succeeded",
+    "inter_connection": "roles find each other at `$TRAINWORKS_ADDRESSES_...`",
 }
 
 
@@ -69,7 +74,7 @@ def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     stays where it is, and is an error later. A run file without such keys comes back as it was.
     """
     rest = {key: value for key, value in data.items() if value is not None or key not in MOVED}
-    cluster = _cluster_of(rest.get("cluster"))
+    cluster = cluster_of_task(rest.get("cluster"))
     if not is_task(rest) or cluster is None:
         return dict(data), {}
     options, moves = dict(cluster.get("skypilot") or {}), dict[FieldPath, FieldPath]()
@@ -93,28 +98,52 @@ def read_task(data: Mapping[str, Any]) -> tuple[dict[str, Any], Moves]:
     return rest, moves
 
 
-def changed_elsewhere(resources: Resources | None, *, chooses: bool) -> Iterator[tuple[FieldPath, str]]:
+def changed_elsewhere(
+    resources: Resources | None, roles: Mapping[str, JobRole], *, chooses: bool
+) -> Iterator[tuple[FieldPath, str]]:
     """Requests that mean something else where SkyPilot does not rent the nodes: the place, and what becomes of it.
 
     Args:
         resources: of the run file.
+        roles: of the run file, each with resources of its own.
         chooses: whether one of several accelerators is chosen there: that of this machine, or of a description.
     """
-    wanted, path = list((resources and resources.accelerators) or ()), ("resources", "accelerators")
+    yield from _changed(resources, (), chooses=chooses)
+    for name, role in roles.items():
+        yield from _changed(role.resources, ("roles", name), chooses=chooses)
+        if _GROUP_NAME in f"{role.setup or ''}{role.run}":
+            what = "is set by SkyPilot alone: the addresses of a role are in `$TRAINWORKS_ADDRESSES_...`"
+            yield ("roles", name, "run"), f"`${_GROUP_NAME}` {what}"
+
+
+def _changed(resources: Resources | None, start: FieldPath, *, chooses: bool) -> Iterator[tuple[FieldPath, str]]:
+    wanted, path = list((resources and resources.accelerators) or ()), (*start, "resources", "accelerators")
     if parts := [str(one) for one in wanted if one.share]:
         yield path, f"`{', '.join(parts)}` becomes a whole accelerator: SkyPilot alone shares one"
     if len(wanted) > 1 and not chooses:
         yield path, f"of `{', '.join(map(str, wanted))}` the first is requested: SkyPilot alone chooses"
 
 
+def kept_otherwise(roles: Mapping[str, JobRole]) -> Iterator[tuple[FieldPath, str]]:
+    """Rules of roles that a job group of SkyPilot does not keep: the place, and what happens instead."""
+    deciding = [name for name, role in roles.items() if role.decides]
+    if len(deciding) > 1:
+        what = f"after a failure of one of {', '.join(f'`{name}`' for name in deciding)} SkyPilot lets the others end"
+        yield ("roles",), f"{what} by themselves, and then fails the job"
+    for name, role in roles.items():
+        if not role.decides:
+            early = "" if role.may_end else ", or ends early"
+            yield ("roles", name, "decides"), f"SkyPilot lets the other roles run on when `{name}` fails{early}"
+
+
 def ignored_keys(moves: Moves) -> Iterator[tuple[FieldPath, str]]:
     """Moved keys that an engine other than SkyPilot ignores, each with the reason."""
     for origin, place in moves.items():
-        if place[:2] == ("cluster", "skypilot"):
+        if place[:2] == ("cluster", "skypilot") or (place[0] == "roles" and place[2:3] == ("skypilot",)):
             yield origin, _WITHOUT_EFFECT.get(str(origin[-1]), "it is about nodes that SkyPilot rents")
 
 
-def _cluster_of(cluster: Any) -> dict[str, Any] | None:
+def cluster_of_task(cluster: Any) -> dict[str, Any] | None:
     """The `cluster` of a run file as a mapping; None if it cannot hold the options of SkyPilot."""
     if cluster is None:
         return {}

@@ -70,6 +70,11 @@ class Source:
             new = tuple(map(str, place))
             self._lines |= {new: line, (*new, start[-1]): line} | {(*new, *path): at for path, at in inner.items()}
 
+    def adopt(self, other: Source, place: FieldPath) -> None:
+        """Take the lines of another document of the file, whose fields are below a place of this run file."""
+        start = tuple(map(str, place))
+        self._lines |= {start: other.line(("name",))} | {(*start, *path): line for path, line in other._lines.items()}
+
     def place(self, field: FieldPath) -> str:
         """`file:line  a.b.c`, or `--set a.b.c`; a field that is in neither points at its nearest parent there."""
         path = tuple(map(str, field))
@@ -173,7 +178,8 @@ def split_documents(text: str) -> Iterator[str]:
     lines = text.split("\n")
     starts = [index for index, line in enumerate(lines) if re.match(r"---(\s|$)", line)]
     for start, end in zip([0, *starts], [*starts, len(lines)], strict=True):
-        yield "\n" * start + "\n".join(lines[start:end])
+        text = "\n" * start + "\n".join(lines[start:end])
+        yield text if end == len(lines) else f"{text}\n"
 
 
 def read_text(path: Path, what: str = "run file") -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -56,6 +58,7 @@ __all__ = [
     "is_running",
     "kill",
     "lines",
+    "lines_of",
     "owner",
     "processes_with",
     "python_module",
@@ -233,6 +236,39 @@ def lines(command: Sequence[str]) -> Iterator[str]:
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+def lines_of(commands: Mapping[str, Sequence[str]]) -> Generator[tuple[str, str], None, None]:
+    """Lines of several commands as they come, each with the name of its command; closing the iterator ends them all.
+
+    As with `lines`, none is in the foreground group of the terminal, and their stderr is not captured.
+    """
+    found = queue.SimpleQueue[tuple[str, str | None]]()
+
+    def read(name: str, each: Iterator[str]) -> None:
+        for line in each:
+            found.put((name, line))
+        found.put((name, None))
+
+    with ExitStack() as open_ones:
+        for name, command in commands.items():
+            process = subprocess.Popen(
+                list(command), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, process_group=0
+            )
+            assert process.stdout is not None
+            reader = threading.Thread(target=read, args=(name, process.stdout), daemon=True)
+            open_ones.enter_context(process.stdout)
+            open_ones.callback(reader.join)  # it ends with the last process that could write
+            open_ones.callback(process.wait)
+            open_ones.callback(os.killpg, process.pid, signal.SIGKILL)
+            reader.start()
+        left = len(commands)
+        while left:
+            name, line = found.get()
+            if line is None:
+                left -= 1
+            else:
+                yield name, line
 
 
 def attach(command: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ KEPT_VARIABLES = ("OMP_NUM_THREADS",)
 
 ROLE = "TRAINWORKS_ROLE"
 """Variable with the role of a process, in jobs with roles."""
+_SERVICE_PORT = 24_000
+"""Port where other roles find a node that no other node shares."""
 
 
 def role_environment(
@@ -50,6 +52,18 @@ def role_environment(
     for group in processes.groups():
         found[role_variable(str(group.role))] = ",".join(places[each] for each in group.nodes)
     return found
+
+
+def variables_of_roles(hosts: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
+    """Variables of each role where the names of its nodes are known before the job starts, and each has all ports.
+
+    `hosts` has the names by role. The number of a node in its role, TRAINWORKS_ROLE_INDEX, is known there alone.
+    """
+    places = {
+        role_variable(role): ",".join(f"{host}:{_SERVICE_PORT}" for host in names) for role, names in hosts.items()
+    }
+    common = {"TRAINWORKS_PORT": str(_SERVICE_PORT), **places}
+    return {role: {**common, ROLE: role, "TRAINWORKS_ROLE_SIZE": str(len(names))} for role, names in hosts.items()}
 
 
 def role_variable(role: str) -> str:

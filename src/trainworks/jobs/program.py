@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from trainworks.errors import UsageError
 
 if TYPE_CHECKING:
     from trainworks.config.command import Framework, Resources
+    from trainworks.config.engines import SkyPilot
     from trainworks.config.run_file import RunFile
 
 
@@ -35,6 +36,10 @@ class Program:
     """True for the program of Trainworks itself, which trains the workload of the run."""
     resources: Resources | None = None
     """Resources as the run file has them: in alternatives, exact amounts and parts that `JobSpec` cannot tell apart."""
+    roles: Mapping[str, Program] = field(default_factory=dict)
+    """Programs of the roles of a job, in the order of the run file; the job has none of its own then."""
+    skypilot: SkyPilot | None = None
+    """Options of SkyPilot of a role; those of the cluster when None."""
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -48,11 +53,15 @@ class Program:
 
 
 def program_of(run_file: RunFile, *, command: tuple[str, ...] = ()) -> Program:
-    """The program of a run that is a command, a text of the run file or the argument vector `command`.
+    """The program of a run that is a command, a text of the run file or the argument vector `command`; or of roles.
 
     Raises:
         UsageError: the run is a workload, or a text holds a character that no process can be given.
     """
+    if run_file.roles:
+        jobs = {name: run_file.of_role(name) for name in run_file.roles}
+        roles = {name: replace(program_of(job), skypilot=job.cluster.skypilot) for name, job in jobs.items()}
+        return Program(working_folder=run_file.workdir, roles=roles)
     if run_file.run is None:
         raise UsageError(
             "a workload is trained by Trainworks itself, and other engines get commands only",

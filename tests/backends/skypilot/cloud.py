@@ -1,8 +1,10 @@
 """A cloud on this machine behind a program `sky`: `python cloud.py STATE jobs launch|queue|cancel|logs ...`.
 
-It reads tasks as SkyPilot does, and runs their `run` with bash, SkyPilot's variables and a home folder of its own: the
-machine. A file `preempt` in the folder of a job takes the machine away, with all of its processes and its home folder;
-the next one is rented at once. An exit code of `recover_on_exit_codes` rents another one, too; every end returns it.
+It reads tasks as SkyPilot does, and runs their `run` with bash, SkyPilot's variables and a home folder of its own for
+each node: the machine. A file `preempt` in the folder of a task takes its machines away, with all of their processes
+and home folders; others are rented at once. An exit code of `recover_on_exit_codes` rents others, too, and so does any
+other while `max_restarts_on_errors` allows it; every end returns them. The tasks of a job group run at the same time,
+each in a folder of its own in that of the job; when the `primary_tasks` have ended, the others are cancelled.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -39,14 +42,25 @@ def opened(folder: Path) -> Iterator[Path]:
         for file in folder.glob("*/controller.pid"):
             with suppress(psutil.Error):
                 psutil.Process(int(file.read_text())).kill()
-        for home in folder.glob("*/machine-*"):
+        for home in folder.glob("**/machine-*"):
             _take_away(home)
 
 
 def jobs(state: Path) -> list[dict[str, Any]]:
-    """Records of all jobs, newest first."""
-    found = [json.loads(file.read_bytes()) for file in state.glob("*/job.json")]
-    return sorted(found, key=lambda job: int(job["job_id"]), reverse=True)
+    """Records of all tasks: the newest job first, and its tasks in their order."""
+    numbers = sorted(map(int, (folder.name for folder in state.glob("[0-9]*"))), reverse=True)
+    return [_record(task) for number in numbers for task in _tasks(state / f"{number}")]
+
+
+def _tasks(folder: Path) -> list[Path]:
+    """Folders of the tasks of a job, in their order."""
+    files = [*folder.glob("job.json"), *folder.glob("*/job.json")]
+    return sorted((file.parent for file in files), key=lambda task: int(_record(task)["task_id"]))
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "job.json").read_bytes())
+    return found
 
 
 def _write(job: dict[str, Any], folder: Path) -> None:
@@ -56,21 +70,29 @@ def _write(job: dict[str, Any], folder: Path) -> None:
 
 
 def _launch(state: Path, words: list[str]) -> None:
-    task = yaml.safe_load(Path(words[-1]).read_text())
-    number = len(jobs(state)) + 1
-    folder = state / f"{number}"
-    folder.mkdir()
+    first, *others = yaml.safe_load_all(Path(words[-1]).read_text())
+    group = first if first.get("execution") == "parallel" else None
+    number = 1 + max((int(job["job_id"]) for job in jobs(state)), default=0)
     names = [word for option, word in pairwise(words) if option == "--secret"]
-    asked = {"resources": f"{task['num_nodes']}x[CPU:{task['resources']['cpus']}]"}
-    variables = task.get("envs", {}) | {name: os.environ[name] for name in names}
-    (folder / "task.json").write_text(json.dumps(task))
-    _write({"job_id": number, "job_name": task["name"], "status": "PENDING", "recovery_count": 0} | asked, folder)
-    with (folder / "controller.log").open("wb") as log:
-        command = [sys.executable, __file__, str(state), "controller", str(number)]
-        controller = subprocess.Popen(
-            command, env=os.environ | variables, stdout=log, stderr=log, start_new_session=True
+    secret = {name: os.environ[name] for name in names}
+    common = {"job_id": number, "job_name": first["name"], "status": "PENDING", "recovery_count": 0}
+    if group is not None:
+        assert len({task["name"] for task in others}) == len(others) > 0
+        common |= {"schedule_state": "ALIVE", "is_job_group": True}
+    for index, task in enumerate(others if group else [first]):
+        folder = state / f"{number}" / (task["name"] if group else "")
+        folder.mkdir(parents=True)
+        primary = (
+            {"is_primary_in_job_group": task["name"] in group.get("primary_tasks", [task["name"]])} if group else {}
         )
-    (folder / "controller.pid").write_text(f"{controller.pid}")
+        task["envs"] = task.get("envs", {}) | ({"SKYPILOT_JOBGROUP_NAME": group["name"]} if group else {})
+        (folder / "task.json").write_text(json.dumps(task))
+        asked = {"resources": f"{task['num_nodes']}x[CPU:{task['resources'].get('cpus', 1)}]"}
+        _write(common | asked | primary | {"task_id": index, "task_name": task["name"]}, folder)
+    with (state / f"{number}" / "controller.log").open("wb") as log:
+        command = [sys.executable, __file__, str(state), "controller", str(number)]
+        controller = subprocess.Popen(command, env=os.environ | secret, stdout=log, stderr=log, start_new_session=True)
+    (state / f"{number}" / "controller.pid").write_text(f"{controller.pid}")
     sys.stdout.write(f"Managed Job ID: {number}\n")
 
 
@@ -93,41 +115,82 @@ def _take_away(home: Path) -> None:
 
 def _control(folder: Path) -> None:
     """What SkyPilot's controller does for a job, until it has ended."""
-    task, job = json.loads((folder / "task.json").read_text()), json.loads((folder / "job.json").read_text())
-    recovery = task["resources"].get("job_recovery", {})
-    preempt, cancel = folder / "preempt", folder / "cancel"
-    while True:
-        home = folder / f"machine-{job['recovery_count']}"
+    tasks = _tasks(folder)
+    deciding = [task for task in tasks if _record(task).get("is_primary_in_job_group", True)]
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        running = {task: pool.submit(_control_task, task) for task in tasks}
+        wait([running[task] for task in deciding])
+        for task in tasks:
+            if task not in deciding:
+                (task / "cancel").touch()
+    for task in tasks:
+        job = _record(task)
+        _write(job | ({"schedule_state": "DONE"} if "schedule_state" in job else {}), task)
+
+
+def _start(task: dict[str, Any], folder: Path, homes: list[Path]) -> list[subprocess.Popen[bytes]]:
+    """Start the script of a task on each of its machines."""
+    scripts = []
+    for rank, home in enumerate(homes):
         home.mkdir()
-        _write(job := job | {"status": "RUNNING", "start_at": time.time()}, folder)
         machine = {
             "HOME": str(home),
-            "SKYPILOT_NODE_RANK": "0",
-            "SKYPILOT_NODE_IPS": "127.0.0.1",
-            "SKYPILOT_NUM_NODES": "1",
+            "SKYPILOT_NODE_RANK": str(rank),
+            "SKYPILOT_NODE_IPS": "\n".join(["127.0.0.1"] * len(homes)),
+            "SKYPILOT_NUM_NODES": str(len(homes)),
             "SKYPILOT_NUM_GPUS_PER_NODE": "0",
         }
-        with (folder / "output").open("ab") as output:
-            script = subprocess.Popen(
-                ["bash", "-c", task["run"]], cwd=home, env=os.environ | machine, stdout=output, stderr=output
-            )
-        while (code := script.poll()) is None and not preempt.exists():
-            if cancel.exists() and job["status"] != "CANCELLING":
-                _write(job := job | {"status": "CANCELLING"}, folder)
+        with (folder / f"output-{rank}").open("ab") as output:
+            command, env = ["bash", "-c", task["run"]], os.environ | task["envs"] | machine
+            scripts.append(subprocess.Popen(command, cwd=home, env=env, stdout=output, stderr=output))
+    return scripts
+
+
+def _run_once(task: dict[str, Any], folder: Path, job: dict[str, Any]) -> list[int | None]:
+    """Rent machines for a task until it ends, or loses them; returns the exit codes that its scripts had before."""
+    homes = [folder / f"machine-{job['recovery_count']}-{rank}" for rank in range(task["num_nodes"])]
+    scripts = _start(task, folder, homes)
+    codes: list[int | None] = [None]
+    while None in codes and not any(codes) and not (folder / "preempt").exists():
+        if (folder / "cancel").exists() and job["status"] != "CANCELLING":
+            _write(job := job | {"status": "CANCELLING"}, folder)
+            for script in scripts:
                 script.send_signal(signal.SIGTERM)
-            time.sleep(_POLL_S)
+        time.sleep(_POLL_S)
+        codes = [script.poll() for script in scripts]
+    for home in homes:
         _take_away(home)
+    for script in scripts:
         script.wait()
-        ended = {"end_at": time.time()}
-        if cancel.exists():
+    return codes
+
+
+def _control_task(folder: Path) -> None:
+    """What SkyPilot's controller does for a task, until it has ended."""
+    task, job = json.loads((folder / "task.json").read_text()), _record(folder)
+    recovery, restarts = task["resources"].get("job_recovery", {}), 0
+    while True:
+        _write(job := job | {"status": "RUNNING", "start_at": time.time()}, folder)
+        codes = _run_once(task, folder, job)
+        ended, code = {"end_at": time.time()}, next((code for code in codes if code), None)
+        if (folder / "cancel").exists():
             return _write(job | ended | {"status": "CANCELLED"}, folder)
-        if code == 0:
+        if not any(codes) and None not in codes:
             return _write(job | ended | {"status": "SUCCEEDED"}, folder)
         if code is not None and code not in recovery.get("recover_on_exit_codes", []):
-            reason = f"Job exited with exit code {code}. To see the details, run: sky jobs logs {job['job_id']}"
-            return _write(job | ended | {"status": "FAILED", "failure_reason": reason}, folder)
-        preempt.unlink(missing_ok=True)
+            restarts += 1
+            if restarts > recovery.get("max_restarts_on_errors", 0):
+                reason = f"Job exited with exit code {code}. To see the details, run: sky jobs logs {job['job_id']}"
+                return _write(job | ended | {"status": "FAILED", "failure_reason": reason}, folder)
+        (folder / "preempt").unlink(missing_ok=True)
         _write(job := job | {"status": "RECOVERING", "recovery_count": job["recovery_count"] + 1}, folder)
+
+
+def _print_logs(folder: Path) -> None:
+    for file in sorted(folder.glob("output-*")):
+        rank = file.name.removeprefix("output-")
+        for line in file.read_text().splitlines():
+            sys.stdout.write(f"({'head' if rank == '0' else f'worker{rank}'}, rank={rank}, pid=1) {line}\n")
 
 
 def main(state: Path, words: list[str]) -> None:
@@ -140,10 +203,12 @@ def main(state: Path, words: list[str]) -> None:
         case ["jobs", "queue", *_]:
             sys.stdout.write(json.dumps(jobs(state), indent=2) + "\n")
         case ["jobs", "cancel", "--yes", number]:
-            (state / number / "cancel").touch()
+            for task in _tasks(state / number):
+                (task / "cancel").touch()
+        case ["jobs", "logs", *_, number, name] if not number.startswith("-") and not name.isdecimal():
+            _print_logs(state / number / name)
         case ["jobs", "logs", *_, number]:
-            for line in (state / number / "output").read_text().splitlines():
-                sys.stdout.write(f"(head, rank=0, pid=1) {line}\n")
+            _print_logs(state / number)
 
 
 if __name__ == "__main__":

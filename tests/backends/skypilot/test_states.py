@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from trainworks.backends.backend import JobStatus
-from trainworks.backends.skypilot.backend import JOB_STATES, job_status
+from trainworks.backends.skypilot.states import JOB_STATES, job_status
 from trainworks.jobs.state import Cause, JobState
 
 QUEUE = json.loads(Path(__file__).with_name("queue.json").read_text())
@@ -40,7 +40,7 @@ SEEN = {
     "record", [record for record in QUEUE if record["job_id"] >= 10], ids=lambda one: one["status"]
 )
 def test_every_status_that_skypilot_has_is_a_state(record) -> None:
-    seen = job_status(record)
+    seen = job_status([record])
     assert (seen.state, seen.cause, seen.raw) == (*SEEN[record["status"]], record["status"])
 
 
@@ -49,12 +49,12 @@ def test_the_table_has_no_status_that_was_not_recorded() -> None:
 
 
 def test_a_status_that_nobody_knows_stays_itself() -> None:
-    assert job_status({"job_id": 1, "status": "HIBERNATING"}) == JobStatus(state=JobState.UNKNOWN, raw="HIBERNATING")
+    assert job_status([{"job_id": 1, "status": "HIBERNATING"}]) == JobStatus(state=JobState.UNKNOWN, raw="HIBERNATING")
 
 
 def test_why_a_job_failed_is_said_without_colours() -> None:
     words = "[sky.exceptions.NoCloudAccessError] Cloud access is not set up. Run: sky check"
-    assert job_status(RECORDS[1]) == JobStatus(
+    assert job_status([RECORDS[1]]) == JobStatus(
         state=JobState.FAILED,
         raw="FAILED_PRECHECKS",
         reason=words,
@@ -65,28 +65,28 @@ def test_why_a_job_failed_is_said_without_colours() -> None:
 
 
 def test_why_a_job_waits() -> None:
-    assert job_status(RECORDS[2]).reason == "Job is in backoff"
+    assert job_status([RECORDS[2]]).reason == "Job is in backoff"
 
 
 def test_recoveries_are_counted() -> None:
-    assert (job_status(RECORDS[13]).restarts, job_status(RECORDS[10]).restarts) == (2, 0)
+    assert (job_status([RECORDS[13]]).restarts, job_status([RECORDS[10]]).restarts) == (2, 0)
 
 
 def test_where_a_job_runs() -> None:
     running = RECORDS[13] | {"details": None, "infra": "AWS (us-east-1a)"}
-    assert job_status(running).reason == "AWS (us-east-1a)"
+    assert job_status([running]).reason == "AWS (us-east-1a)"
 
 
 def test_a_job_ends_when_its_controller_has_seen_that_its_machines_are_gone() -> None:
     record = {"job_id": 1, "job_name": "a", "status": "SUCCEEDED", "schedule_state": "ALIVE"}
-    returning = job_status(record)
+    returning = job_status([record])
     assert (returning.state, returning.reason) == (JobState.RUNNING, "SkyPilot returns the machines of the job")
-    assert job_status(record | {"schedule_state": "DONE"}).state is JobState.SUCCEEDED
+    assert job_status([record | {"schedule_state": "DONE"}]).state is JobState.SUCCEEDED
 
 
 def test_machines_that_could_not_be_deleted_are_named_with_what_ends_them() -> None:
     reason = "Failed to clean up, resources may have leaked: a-1 is not down"
-    seen = job_status({"status": "FAILED_CONTROLLER", "failure_reason": reason, "schedule_state": "DONE"})
+    seen = job_status([{"status": "FAILED_CONTROLLER", "failure_reason": reason, "schedule_state": "DONE"}])
     assert seen.reason == reason and seen.hint is not None and "sky down" in seen.hint
 
 
@@ -99,7 +99,7 @@ def test_machines_that_could_not_be_deleted_are_named_with_what_ends_them() -> N
     ],
 )
 def test_the_exit_code_of_a_failed_job(reason: str, code: int | None) -> None:
-    assert job_status({"status": "FAILED", "failure_reason": reason}).exit_code == code
+    assert job_status([{"status": "FAILED", "failure_reason": reason}]).exit_code == code
 
 
 @pytest.mark.parametrize(
@@ -112,5 +112,5 @@ def test_the_exit_code_of_a_failed_job(reason: str, code: int | None) -> None:
 )
 def test_a_job_that_runs_has_all_of_its_nodes(facts: dict[str, str], nodes: tuple[str, ...]) -> None:
     record = {"status": "RUNNING", "job_name": "demo", "node_names": None} | facts
-    assert job_status(record).nodes == nodes
-    assert job_status(record | {"status": "STARTING"}).nodes == ()
+    assert job_status([record]).nodes == nodes
+    assert job_status([record | {"status": "STARTING"}]).nodes == ()

@@ -1,6 +1,6 @@
-"""Backend for clouds, through SkyPilot's managed jobs.
+"""Backend for clouds, through SkyPilot's managed jobs; a job with roles is a job group of SkyPilot.
 
-Sources: `ManagedJobStatus` of SkyPilot 0.14 (sky/jobs/state.py), and its command `sky`.
+Source: the command `sky` of SkyPilot 0.14.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Self, final
+from typing import ClassVar, Self, final
 
 from trainworks.agent.remote_agent import RemoteHosts
 from trainworks.backends.backend import AllocatedNodes, Backend, Capability, JobStatus, NodeStatus, RenderedJob
 from trainworks.backends.job_tag import find_patiently
-from trainworks.backends.skypilot.client import COLOUR, SkyPilotClient
+from trainworks.backends.skypilot.client import SkyPilotClient
 from trainworks.backends.skypilot.rented import (
     TOKEN,
     check_rented,
@@ -28,6 +28,7 @@ from trainworks.backends.skypilot.rented import (
     rented_node,
     variables,
 )
+from trainworks.backends.skypilot.states import job_status, role_of_node, tasks_of
 from trainworks.config.engines import SkyPilot
 from trainworks.config.run_file import Cluster, RunFile
 from trainworks.errors import EnvironmentProblem, TrainworksError, UnansweredError, UnreachableError, UsageError
@@ -38,100 +39,15 @@ from trainworks.jobs.formats.manifest import dns_name
 from trainworks.jobs.formats.skypilot import render_managed_job, secret_names
 from trainworks.jobs.job_spec import JobSpec
 from trainworks.jobs.program import Program
-from trainworks.jobs.state import Cause, JobState, parse_state
+from trainworks.jobs.state import parse_state
 from trainworks.jobs.store import JobStore
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 
 _LOG = logging.getLogger(__name__)
 
-JOB_STATES: dict[str, JobState] = {
-    "PENDING": JobState.QUEUED,
-    "SUBMITTED": JobState.STARTING,
-    "STARTING": JobState.STARTING,
-    "RUNNING": JobState.RUNNING,
-    "WINDING_DOWN": JobState.RUNNING,
-    "RECOVERING": JobState.RECOVERING,
-    "CANCELLING": JobState.RUNNING,
-    "SUCCEEDED": JobState.SUCCEEDED,
-    "CANCELLED": JobState.STOPPED,
-    "FAILED": JobState.FAILED,
-    "FAILED_SETUP": JobState.FAILED,
-    "FAILED_PRECHECKS": JobState.FAILED,
-    "FAILED_NO_RESOURCE": JobState.FAILED,
-    "FAILED_CONTROLLER": JobState.FAILED,
-}
-
-_CAUSES: dict[str, Cause] = {
-    "RECOVERING": Cause.NODE_LOST,  # or preempted: SkyPilot does not tell them apart
-    "FAILED": Cause.USER_ERROR,
-    "FAILED_SETUP": Cause.USER_ERROR,
-    "FAILED_PRECHECKS": Cause.ENVIRONMENT,  # no access, or resources that no cloud offers
-    "FAILED_NO_RESOURCE": Cause.NO_CAPACITY,
-    "FAILED_CONTROLLER": Cause.AGENT_LOST,
-}
-_EMPTY = ("", "-")
 _NODE = "trainworks.backends.skypilot.node"
 """Module that a node of a workload runs."""
-_MACHINES_LEFT = (
-    "machines may be left: `SKYPILOT_DEBUG=1 sky status --refresh` lists those of jobs, and `sky down NAME` ends one"
-)
-_DONE = "DONE"
-"""State of the controller of a job that has deleted its machines."""
-
-
-def job_status(record: Mapping[str, Any]) -> JobStatus:
-    """Current status of a managed job; one that has ended runs until SkyPilot has seen that its machines are gone.
-
-    SkyPilot's controller deletes them, checks that, and is `DONE` then; what it could not delete fails the job as
-    `FAILED_CONTROLLER`.
-    """
-    raw = str(record.get("status"))
-    state = JOB_STATES.get(raw, JobState.UNKNOWN)
-    if state.is_final and _plain(record.get("schedule_state")) not in (*_EMPTY, _DONE):
-        return JobStatus(
-            state=JobState.RUNNING, raw=raw, reason="SkyPilot returns the machines of the job", nodes=_nodes(record)
-        )
-    wanted = (record.get(key) for key in ("failure_reason", "details", "infra"))  # the last one of a job with nodes
-    return JobStatus(
-        state=state,
-        raw=raw,
-        reason=next((text for text in map(_plain, wanted) if text not in _EMPTY), None),
-        cause=_CAUSES.get(raw),
-        hint=_MACHINES_LEFT if raw == "FAILED_CONTROLLER" else None,
-        nodes=_nodes(record) if state is JobState.RUNNING else (),
-        restarts=int(record.get("recovery_count") or 0),
-        exit_code=0 if state is JobState.SUCCEEDED else _exit_code(record.get("failure_reason")),
-        starts_at=None if state.waits else _time(record.get("start_at")),
-        ended_at=_time(record.get("end_at")) if state.is_final else None,
-    )
-
-
-def _nodes(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Names of the nodes of a job that runs, which has all of them; without names there, those of its cluster."""
-    if names := [name.strip() for name in _plain(record.get("node_names")).split(",") if name.strip()]:
-        return tuple(names)
-    cluster = record.get("current_cluster_name") or record.get("job_name") or record.get("job_id")
-    count = re.match(r"(?P<nodes>\d+)x", _plain(record.get("resources")))  # `2x[CPU:2+][Spot]`
-    return tuple(f"{cluster}-{index}" for index in range(int(count["nodes"]) if count else 1))
-
-
-def _exit_code(reason: object) -> int | None:
-    """The first exit code of a node in SkyPilot's reason for a failure that is not 0."""
-    found = re.search(r"exited with exit codes? \[?(?P<codes>\d+(?:, \d+)*)", _plain(reason))
-    if found is None:
-        return None
-    return next((code for code in map(int, found["codes"].split(", ")) if code), None)
-
-
-def _time(seconds: object) -> float | None:
-    return float(seconds) if isinstance(seconds, int | float) and seconds > 0 else None
-
-
-def _plain(text: object) -> str:
-    return " ".join(COLOUR.sub("", str(text)).split()) if text is not None else ""
-
-
 _NODE_LINE = re.compile(r"\((?P<name>[^,()]+)(?:, rank=(?P<node>\d+))?, pid=\d+(?:, ip=[^,()]+)?\) ?(?P<text>.*)")
 """Prefix of SkyPilot's output lines: `(worker1, rank=1, pid=1234, ip=10.0.0.2) text`."""
 
@@ -143,7 +59,7 @@ class SkyPilotBackend(Backend):
     name: ClassVar[str] = "skypilot"
     unsupported: ClassVar[frozenset[Capability]] = frozenset(
         (
-            *("edit", "hold", "exclude", "depends_on", "min_nodes", "roles", "drain", "drain.accelerator"),
+            *("edit", "hold", "exclude", "depends_on", "min_nodes", "drain", "drain.accelerator"),
             *("time_limit", "health", "environment.lock", "environment.conda"),
         )
     )
@@ -201,7 +117,8 @@ class SkyPilotBackend(Backend):
             if spec.node.alternatives:
                 hint = f"name one in `resources.accelerators`: `{spec.node.accelerator}:{spec.node.accelerators}`"
                 raise UsageError("a workload is planned for one kind of accelerator", hint=hint)
-        if spec.keep_code and "workdir" in self._options.task:
+        own = (program.skypilot for program in self._required_program.roles.values())
+        if spec.keep_code and any("workdir" in one.task for one in (self._options, *own) if one is not None):
             hint = "remove `job.keep_code`, and name a commit in `workdir.ref`"
             raise UsageError("`job.keep_code` copies a folder, and SkyPilot clones `workdir`", hint=hint)
         render_managed_job(spec, self._required_program, self._options, "checked")
@@ -219,13 +136,15 @@ class SkyPilotBackend(Backend):
         return self._program
 
     def render(self, spec: JobSpec, run_dir: RunDir) -> RenderedJob:
-        """Render the task YAML of a managed job; its `workdir` is the kept code, if there is some."""
+        """Render the YAML of a managed job or of a job group; its `workdir` is the kept code, if there is some."""
         program, options, name = self._required_program, self._options, job_name(run_dir)
         if program.is_workload:
             program = replace(program, envs=dict(program.envs) | variables(options, run_dir.run_id, name))
             options = options.model_copy(update={"file_mounts": options.file_mounts | mounts(options)})
         elif spec.keep_code:
-            program = replace(program, working_folder=spec.working_folder)
+            folder = spec.working_folder
+            roles = {role: replace(own, working_folder=folder) for role, own in program.roles.items()}
+            program = replace(program, working_folder=folder, roles=roles)
         return RenderedJob(spec, render_managed_job(spec, program, options, name))
 
     def submit(self, rendered: RenderedJob, run_dir: RunDir) -> str:
@@ -293,27 +212,39 @@ class SkyPilotBackend(Backend):
     def find(self, run_dir: RunDir) -> str | None:
         """Find the newest unfinished job of this run's name."""
         name = job_name(run_dir)
-        jobs = [record for record in self._client.queue(unfinished=True) if record.get("job_name") == name]
-        alive = [record["job_id"] for record in jobs if not job_status(record).state.is_final]
+        records = [record for record in self._client.queue(unfinished=True) if record.get("job_name") == name]
+        alive = [int(handle) for handle, tasks in tasks_of(records).items() if not job_status(tasks).state.is_final]
         return str(max(alive)) if alive else None
 
     def poll(self, handles: Sequence[str]) -> dict[str, JobStatus]:
         """Status of several jobs, from SkyPilot's queue; empty if the jobs controller was deleted."""
         if not handles:
             return {}
-        records = {str(record.get("job_id")): record for record in self._client.queue()}
-        return {handle: job_status(records[handle]) for handle in handles if handle in records}
+        jobs = tasks_of(self._client.queue())
+        return {handle: job_status(jobs[handle]) for handle in handles if handle in jobs}
 
     def stop(self, handle: str, *, at_once: bool = False) -> None:
         """Cancel the job: SkyPilot sends SIGTERM, and returns the nodes. It has no grace period."""
         self._client.cancel(handle)
 
     def output(self, handle: str, *, node: int | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of `sky jobs logs`; with `node`, those of that node, without their prefix."""
-        for line in self._client.logs(handle, follow=follow):
+        """Lines of `sky jobs logs`; with `node`, those of that node, without their prefix.
+
+        Those of a job with roles begin with the role and the number of the node in it: `[reward-1]`.
+        """
+        roles = list(self._program.roles) if self._program is not None else []
+        if roles and node is None:
+            for task, line in self._client.logs_of_tasks(handle, roles, follow=follow):
+                match = _NODE_LINE.fullmatch(line)
+                yield f"[{task}-{match['node'] or 0}] {match['text']}" if match else line
+            return
+        role, rank = None, node
+        if roles and node is not None:
+            role, rank = role_of_node(tasks_of(self._client.queue()).get(handle, []), node) or (roles[0], -1)
+        for line in self._client.logs(handle, follow=follow, task=role):
             if node is None:
                 yield line
-            elif (match := _NODE_LINE.fullmatch(line)) and int(match["node"] or 0) == node:
+            elif (match := _NODE_LINE.fullmatch(line)) and int(match["node"] or 0) == rank:
                 yield match["text"]
 
     def nodes(self) -> list[NodeStatus]:

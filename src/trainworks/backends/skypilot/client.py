@@ -40,8 +40,8 @@ class SkyPilotRefusedError(UsageError):
 
 @final
 class SkyPilotClient:
-    """Calls `sky`, a name on the path or a path. `run` and `lines` are those of `host.process`; `env` is the
-    environment of this process when None.
+    """Calls `sky`, a name on the path or a path. `run`, `lines` and `merged`, which is `lines_of`, are those of
+    `host.process`; `env` is the environment of this process when None.
     """
 
     def __init__(
@@ -49,11 +49,13 @@ class SkyPilotClient:
         program: str = "sky",
         run: Callable[..., process.Output] = process.run,
         lines: Callable[[Sequence[str]], Iterator[str]] = process.lines,
+        merged: Callable[[Mapping[str, Sequence[str]]], Iterator[tuple[str, str]]] = process.lines_of,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._program = str(Path(program).expanduser()) if program.startswith("~/") else program
         self._run = run
         self._lines = lines
+        self._merged = merged
         self._env = dict(os.environ if env is None else env)
         self._timeout_s = _TIMEOUT_S
 
@@ -119,12 +121,27 @@ class SkyPilotClient:
         if not (output.exit_code and _NO_JOBS.search(output.stderr)):
             self._checked(output)
 
-    def logs(self, job: str, *, follow: bool) -> Iterator[str]:
-        """Stream the output of a managed job line by line, without colours."""
+    def logs(self, job: str, *, follow: bool, task: str | None = None) -> Iterator[str]:
+        """Stream the output of a managed job, or of a task of it, line by line, without colours."""
+        for line in self._lines(self._logs_command(job, follow=follow, task=task)):
+            yield COLOUR.sub("", line).rstrip("\r\n")
+
+    def logs_of_tasks(self, job: str, tasks: Sequence[str], *, follow: bool) -> Iterator[tuple[str, str]]:
+        """Stream the output of the tasks of a job group, each line with its task: one after the other, or as they come
+        with `follow`.
+        """
+        if not follow:
+            yield from ((task, line) for task in tasks for line in self.logs(job, follow=False, task=task))
+            return
+        commands = {task: self._logs_command(job, follow=True, task=task) for task in tasks}
+        for task, line in self._merged(commands):
+            yield task, COLOUR.sub("", line).rstrip("\r\n")
+
+    def _logs_command(self, job: str, *, follow: bool, task: str | None) -> list[str]:
         options = ["--follow" if follow else "--no-follow", "--tail", "0"]
         unset_options = [word for name in _PYTHON_VARIABLES for word in ("-u", name)]
-        for line in self._lines(["env", *unset_options, self._program, "jobs", "logs", *options, job]):
-            yield COLOUR.sub("", line).rstrip("\r\n")
+        words = [job] if task is None else [job, task]
+        return ["env", *unset_options, self._program, "jobs", "logs", *options, *words]
 
     def _call(self, arguments: list[str], timeout_s: float, values: Mapping[str, str] = _NO_VALUES) -> process.Output:
         env = {name: value for name, value in self._env.items() if name not in _PYTHON_VARIABLES} | dict(values)

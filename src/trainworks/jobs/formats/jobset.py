@@ -23,7 +23,7 @@ from trainworks.config.manifests.reading import drop_none
 from trainworks.config.pod_patch import patched
 from trainworks.config.run_file import RunFile
 from trainworks.errors import UsageError
-from trainworks.jobs.environment import ROLE, role_variable
+from trainworks.jobs.environment import variables_of_roles
 from trainworks.jobs.formats import elastic, manifest
 from trainworks.jobs.formats.shell import check_exportable, export, node_program
 from trainworks.jobs.program import Program, program_of
@@ -41,8 +41,6 @@ _LONGEST_ANNOTATION = 100_000
 _ATTEMPT_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 _NO_LIMIT = 2**31 - 1
 """Largest `backoffLimit`."""
-_SERVICE_PORT = 24_000
-"""Port where other roles find a pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +98,16 @@ def render_roles(run_file: RunFile, language: str = "jobset") -> str:
     jobs = {role: _kubernetes_job(own, program_of(own)) for role in roles if (own := run_file.of_role(role))}
     longest = manifest.LONGEST_NAME
     name = manifest.dns_name(run_file.name, min(longest, longest + 4 - max(map(len, roles))))
-    known = {"TRAINWORKS_PORT": str(_SERVICE_PORT)}
-    for role, job in jobs.items():
-        hosts = (f"{name}-{role}-0-{node}.{name}:{_SERVICE_PORT}" for node in range(job.spec.max_nodes))
-        known[role_variable(role)] = ",".join(hosts)
+    known = variables_of_roles(
+        {role: [f"{name}-{role}-0-{node}.{name}" for node in range(job.spec.max_nodes)] for role, job in jobs.items()}
+    )
     order = list[str]()
     while left := [role for role in roles if role not in order]:  # a group stands behind the one that it depends on
         order.append(next(role for role in left if set(roles[role].depends_on) <= set(order)))
     groups, programs = list[Mapping[str, object]](), list[PodProgram]()
     for role in order:
         _check_role(role, jobs[role], roles[role])
-        lines = [export(key, value) for key, value in known.items()]
-        lines += [export(ROLE, role), export("TRAINWORKS_ROLE_SIZE", str(roles[role].nodes))]
+        lines = [export(key, value) for key, value in known[role].items()]
         lines += ["export TRAINWORKS_ROLE_INDEX=$JOB_COMPLETION_INDEX"]
         programs.append(bash_program(jobs[role], name=name, group=role, lines=lines))
         needed = [{"name": other, "status": "Complete"} for other in roles[role].depends_on]
