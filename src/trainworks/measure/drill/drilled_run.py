@@ -36,7 +36,7 @@ class DrillPlace(Protocol):
     def why_not(self, fault: DrillFault) -> str | None:
         """Why the fault cannot be injected there; None if it can."""
 
-    def hit(self, run_dir: RunDir, kind: Victim, index: int, number: signal.Signals) -> float:
+    def hit(self, run_dir: RunDir, kind: Victim, index: int, number: int) -> float:
         """Send a signal to a rank, the agent of a node, or the supervisor; returns the time.
 
         Raises:
@@ -77,7 +77,7 @@ class OnThisMachine:
             return "needs the program `ip` (package iproute2)"
         return None
 
-    def hit(self, run_dir: RunDir, kind: Victim, index: int, number: signal.Signals) -> float:
+    def hit(self, run_dir: RunDir, kind: Victim, index: int, number: int) -> float:
         """A signal from here."""
         return hit(victim_of(run_dir, kind, index), number, self._clock)
 
