@@ -17,9 +17,10 @@ import pytest
 
 from tests.other_system import run_on
 from tests.report.conftest import RunWriter, make_plan
+from trainworks import system
 from trainworks.backends import ownership
 from trainworks.errors import EnvironmentProblem, NotOwnerError
-from trainworks.report.rendering.printable import prepare_streams, say
+from trainworks.report.rendering import printable
 from trainworks.system import check_linux, lock_file
 
 pytestmark = pytest.mark.lane("test")
@@ -46,19 +47,19 @@ def folder(tmp_path: Path) -> Path:
     for _ in range(2):
         run = RunWriter(tmp_path / "runs", make_plan(), None)
         run.launch().steps(50).checkpoint().steps(50, communication_s=0.05).finish()
-    for name, cluster in CLUSTERS.items():
-        (tmp_path / name).write_text(COMMAND + cluster, encoding="utf-8")
-    (tmp_path / "here.yaml").write_text("name: train\nrun: python train.py\n", encoding="utf-8")
+    for file, cluster in CLUSTERS.items():
+        (tmp_path / file).write_text(COMMAND + cluster, encoding="utf-8")
+    (tmp_path / "here.yaml").write_text("name: train\nrun: echo done\n", encoding="utf-8")
     return tmp_path
 
 
-@pytest.mark.parametrize("system", ["windows", "macos"])
-def test_plans_reports_and_rendered_jobs_need_no_linux(system: str, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["windows", "macos"])
+def test_plans_reports_and_rendered_jobs_need_no_linux(name: str, folder: Path) -> None:
     first, second = sorted(path.name for path in (folder / "runs").iterdir())
     table = folder / "runs.csv"
     table.write_text("\n".join((ROOT / "benchmarks/data/step_times.csv").read_text("utf-8").splitlines()[:4]), "utf-8")
     done = run_on(
-        system,
+        name,
         [
             ["--help"],
             ["plan", PLANNED],
@@ -86,10 +87,10 @@ def test_plans_reports_and_rendered_jobs_need_no_linux(system: str, folder: Path
     assert "#SBATCH" in next(each.out for each in done if each.command.endswith("batch.yaml"))
 
 
-@pytest.mark.parametrize(("system", "hint"), [("windows", "WSL"), ("macos", "virtual machine of Linux")])
-def test_what_needs_linux_says_so(system: str, hint: str, folder: Path) -> None:
+@pytest.mark.parametrize(("name", "hint"), [("windows", "WSL"), ("macos", "virtual machine of Linux")])
+def test_what_needs_linux_says_so(name: str, hint: str, folder: Path) -> None:
     done = run_on(
-        system,
+        name,
         [["run", "here.yaml"], ["submit", "here.yaml"], ["submit", "--dry-run", "here.yaml"], ["health"], ["nodes"]],
         folder,
     )
@@ -148,16 +149,16 @@ def api_server(tmp_path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("system", ["windows", "macos"])
+@pytest.mark.parametrize("name", ["windows", "macos"])
 def test_a_job_is_submitted_over_the_network_and_listed(
-    system: str, folder: Path, api_server: tuple[Path, dict[str, Any]]
+    name: str, folder: Path, api_server: tuple[Path, dict[str, Any]]
 ) -> None:
     kubeconfig, objects = api_server
     done = run_on(
-        system, [["submit", "pods.yaml"], ["describe", "train-1", "--json"]], folder, KUBECONFIG=str(kubeconfig)
+        name, [["submit", "pods.yaml"], ["describe", "train-1", "--json"]], folder, KUBECONFIG=str(kubeconfig)
     )
     assert [(each.code, each.err) for each in done if each.code] == []
-    assert [name for name in objects if name.startswith(JOBSETS)] == [f"{JOBSETS}/{json.loads(done[1].out)['handle']}"]
+    assert [path for path in objects if path.startswith(JOBSETS)] == [f"{JOBSETS}/{json.loads(done[1].out)['handle']}"]
 
 
 def test_windows_allows_every_name_in_a_record(folder: Path) -> None:
@@ -170,8 +171,8 @@ def test_windows_allows_every_name_in_a_record(folder: Path) -> None:
 @pytest.fixture
 def on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules that ask see Windows."""
-    for place in ("trainworks.system", "trainworks.backends.ownership", "trainworks.report.rendering.printable"):
-        monkeypatch.setattr(f"{place}.IS_WINDOWS", True)
+    for module in (system, ownership, printable):
+        monkeypatch.setattr(module, "IS_WINDOWS", True)
 
 
 def test_a_store_of_several_users_is_refused_where_files_show_no_owner(on_windows: None, tmp_path: Path) -> None:
@@ -183,8 +184,8 @@ def test_a_store_of_several_users_is_refused_where_files_show_no_owner(on_window
 def test_a_file_of_windows_gets_what_linux_reads(on_windows: None, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="cp1252", newline="\r\n"))
-    prepare_streams()
-    say("at most ≤ 80 %")
+    printable.prepare_streams()
+    printable.say("at most ≤ 80 %")
     assert written.getvalue() == "at most ≤ 80 %\n".encode()
 
 
