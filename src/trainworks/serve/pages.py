@@ -27,7 +27,8 @@ from trainworks.report.rendering.document import Document, Preformatted, Section
 from trainworks.report.rendering.page import page_environment
 from trainworks.report.rendering.renderer import build_document
 from trainworks.serve.access import Role, Visitor
-from trainworks.serve.guard import visitor_of
+from trainworks.serve.assets import asset_url
+from trainworks.serve.guard import VisitorOf
 from trainworks.serve.site import Site, check_role
 
 _EXAMPLE = """\
@@ -46,7 +47,7 @@ workload:
 cluster: 16 nodes of DGX H100
 """
 _ENVIRONMENT = page_environment("serve/templates")
-VisitorOf = Annotated[Visitor, Depends(visitor_of)]
+_ENVIRONMENT.globals["asset"] = asset_url
 
 
 def render(document: Document, template: str, visitor: Visitor | None, **context: Any) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Path, Query, Response
+from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 
@@ -21,13 +21,11 @@ from trainworks.errors import TrainworksError, UsageError, suggest
 from trainworks.report.job_costs import HeldTime
 from trainworks.report.runs.run_comparison import RunComparison
 from trainworks.report.runs.summary import Report
-from trainworks.serve.access import Visitor
-from trainworks.serve.guard import visitor_of
+from trainworks.serve.guard import VisitorOf
 from trainworks.serve.site import MachineState, Site
 
 Name = Annotated[str, Path(min_length=1, max_length=200, description="Number of a job, or id of its run.")]
 Whole = Annotated[int | None, Query(ge=1, le=2**53)]
-VisitorOf = Annotated[Visitor, Depends(visitor_of)]
 
 
 @dataclass(frozen=True, slots=True)

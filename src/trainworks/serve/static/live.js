@@ -3,7 +3,7 @@
 (() => {
   const status = document.getElementById("status");
   if (!status || !status.dataset.live) return;
-  const shortestPause = 1000;
+  const shortestPause = 1000, pauseWithoutEvents = 30000;
   let pending = false, busy = false;
 
   const isInUse = (node) =>
@@ -37,6 +37,7 @@
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       if (answer.ok) show(new DOMParser().parseFromString(await answer.text(), "text/html"));
+      document.dispatchEvent(new Event("page-changed"));
     } catch { /* the next event tries again */ }
     await new Promise((done) => setTimeout(done, shortestPause));
     busy = false;
@@ -46,4 +47,7 @@
   const events = new EventSource(status.dataset.live);
   events.addEventListener("changed", update);
   events.addEventListener("open", update);  // no event tells what changed while the stream was not open
+  events.addEventListener("error", () => {  // the server has given all of its streams away, or refuses this one
+    if (events.readyState === EventSource.CLOSED) setInterval(update, pauseWithoutEvents);
+  });
 })();
