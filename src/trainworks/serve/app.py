@@ -18,9 +18,12 @@ from trainworks import __version__, errors
 from trainworks.api.observing.logs import log_names
 from trainworks.serve.access import Access
 from trainworks.serve.assets import assets
+from trainworks.serve.form_pages import form_pages
+from trainworks.serve.frame import problem_page, sign_in_page
 from trainworks.serve.guard import RequestGuard, VisitorOf
-from trainworks.serve.pages import pages, problem_page, sign_in_page
+from trainworks.serve.pages import pages
 from trainworks.serve.rest import json_of_problem, rest
+from trainworks.serve.run_pages import run_pages
 from trainworks.serve.site import Site
 from trainworks.serve.streams import LOOK_EVERY_S, LiveStreams, TooManyStreamsError
 
@@ -53,9 +56,8 @@ def create_app(
         redirect_slashes=False,
     )
     streams = LiveStreams(most_streams)
-    app.include_router(rest(site))
-    app.include_router(assets())
-    app.include_router(pages(site))
+    for router in (rest(site), assets(), pages(site), run_pages(site), form_pages(site)):
+        app.include_router(router)
     app.add_exception_handler(TooManyStreamsError, _answer_to_too_many)
     app.add_exception_handler(errors.TrainworksError, _answer_to_problem)
     app.add_exception_handler(RequestValidationError, _answer_to_invalid)

@@ -15,7 +15,7 @@ from trainworks.api.jobs import Attempt, JobRow
 from trainworks.api.nodes import NodeStatus
 from trainworks.api.observing.job_board import JobQuery, JobsFound
 from trainworks.api.observing.logs import LEVELS, LogPart, last_lines, log_names
-from trainworks.api.observing.run_views import COLUMNS
+from trainworks.api.observing.run_views import CURVES, SavedCheckpoint
 from trainworks.api.observing.why import Diagnosis, diagnosis_of
 from trainworks.errors import TrainworksError, UsageError, suggest
 from trainworks.report.job_costs import HeldTime
@@ -44,18 +44,6 @@ class JobWithAttempts:
 
     job: JobRow
     attempts: list[Attempt]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedCheckpoint:
-    """A checkpoint that was written completely."""
-
-    step: int
-    at: float
-    """Seconds since the epoch."""
-    size_bytes: int | None
-    stall_s: float | None
-    """Time for which it held up the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,30 +159,28 @@ def _run_routes(router: APIRouter, site: Site) -> None:
     @router.get("/runs/{run}/checkpoints", tags=["runs"])
     def list_checkpoints(run: Name) -> list[SavedCheckpoint]:
         """Every checkpoint that was completed, the oldest first; some may have been deleted since."""
-        return [
-            SavedCheckpoint(int(event["step"]), float(event["t"]), event.get("bytes"), event.get("stall_s"))
-            for event in site.view(run).events()
-            if event["kind"] == "checkpoint"
-        ]
+        return site.view(run).checkpoints()
 
 
 def _record_routes(router: APIRouter, site: Site) -> None:
     @router.get("/runs/{run}/metrics", tags=["runs"], response_model=dict[str, list[float | None]])
     def list_metrics(
         run: Name,
-        names: Annotated[str, Query(max_length=300, description=f"Some of {', '.join(COLUMNS)}.")] = "loss",
+        names: Annotated[str, Query(max_length=300, description=f"Some of {', '.join(CURVES)}.")] = "loss",
         points: Annotated[int, Query(ge=2, le=20_000)] = 1000,
         first: Annotated[int, Query(ge=0, le=2**53)] = 0,
         last: Whole = None,
+        lost: Annotated[bool, Query(description="The steps that a restart threw away instead.")] = False,
+        mean: Annotated[int, Query(ge=1, le=10**7, description="Each value is the mean of so many.")] = 1,
     ) -> Response:
         """Metrics of the steps that count, thinned so that the first name keeps its spikes; null is not a number."""
         wanted = tuple(name.strip() for name in names.split(","))
-        if unknown := [name for name in wanted if name not in COLUMNS]:
-            raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], COLUMNS))
-        view, key = site.view(run), (wanted, points, first, last)
+        if unknown := [name for name in wanted if name not in CURVES]:
+            raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], CURVES))
+        view, key = site.view(run), (wanted, points, first, last, lost, mean)
 
         def compute() -> bytes:
-            return to_json(finite(view.metrics(wanted, points=points, first=first, last=last)))
+            return to_json(finite(view.metrics(wanted, points=points, first=first, last=last, lost=lost, mean=mean)))
 
         text = site.shared.get(("metrics", view.run.path, key), compute, stamp=view.stamp())
         return Response(text, media_type="application/json")

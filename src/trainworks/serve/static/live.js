@@ -10,7 +10,7 @@
     node.hasAttribute("data-keep") || node.contains(document.activeElement) || node.querySelector("[data-keep]");
 
   function replace(old, fresh) {
-    if (old.outerHTML === fresh.outerHTML || isInUse(old)) return;
+    if (old.outerHTML === fresh.outerHTML || isInUse(old)) return old;
     fresh.querySelectorAll("details").forEach((one, index) => {
       one.open = old.querySelectorAll("details")[index]?.open ?? false;
     });
@@ -19,15 +19,35 @@
     fresh.querySelectorAll("pre, .scroll").forEach((one, index) => {
       if (scrolled[index]) [one.scrollTop, one.scrollLeft] = scrolled[index];
     });
+    return fresh;
+  }
+
+  // Parts by their heading, so that one that is new or gone moves no other, and what a reader uses stays in place.
+  function byHeading(main) {
+    const parts = new Map();
+    for (const part of main.children) {
+      const heading = `${part.tagName} ${part.querySelector("h2")?.textContent ?? part.className}`;
+      let key = heading;
+      for (let number = 2; parts.has(key); number++) key = `${heading} ${number}`;
+      parts.set(key, part);
+    }
+    return parts;
   }
 
   function show(page) {
     const main = document.querySelector("main"), fresh = page.querySelector("main");
     if (!main || !fresh) return;
     const before = main.querySelector(".state")?.textContent, now = fresh.querySelector(".state")?.textContent;
-    const olds = [...main.children], news = [...fresh.children];
-    if (olds.length === news.length) olds.forEach((old, index) => replace(old, news[index]));
-    else if (!isInUse(main)) main.replaceChildren(...news);
+    const olds = byHeading(main);
+    let last = null;
+    for (const [key, part] of byHeading(fresh)) {
+      const placed = olds.has(key) ? replace(olds.get(key), part) : part;
+      olds.delete(key);
+      if (placed.parentNode !== main || placed.previousElementSibling !== last)
+        main.insertBefore(placed, last ? last.nextSibling : main.firstChild);
+      last = placed;
+    }
+    olds.forEach((old) => { if (!isInUse(old)) old.remove(); });
     if (now && now !== before) status.textContent = `The run is now ${now}`;
   }
 
