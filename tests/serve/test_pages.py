@@ -69,7 +69,7 @@ def read_report(server: Server, run: str) -> Report:
 
 
 def test_a_tab_without_content_says_why_and_an_unknown_one_names_the_nearest(server: Server) -> None:
-    run = RunWriter(server.runs, make_plan(), None, name="empty").run_dir.run_id
+    run = RunWriter(server.runs, None, "true", name="empty").run_dir.run_id
     for tab in ("curves", "plan", "events", "logs", "checkpoints"):
         assert re.search(r"is-dim\">(?:The run has|No log)", server.ask(f"/runs/{run}/{tab}").text), tab
     wrong = server.ask(f"/runs/{run}/curve")

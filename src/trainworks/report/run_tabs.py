@@ -13,6 +13,7 @@ from trainworks.report.live import event_line
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import (
     Block,
+    Cell,
     Document,
     Preformatted,
     Section,

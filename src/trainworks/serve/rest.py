@@ -104,9 +104,11 @@ def _job_routes(router: APIRouter, site: Site) -> None:
         text: Annotated[str, Query(max_length=100, description="In run, owner, engine or reason.")] = "",
         before: Whole = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 50,
+        order: Annotated[str, Query(max_length=20, description="A column, the largest first after a `-`.")] = "-job",
+        skip: Annotated[int, Query(ge=0, le=10**7, description="Leave out so many.")] = 0,
     ) -> JobsFound:
         """Jobs, the newest first; `next` is the `before` of the next page."""
-        return site.board.find(JobQuery(state, owner, text, before, limit))
+        return site.board.find(JobQuery(state, owner, text, before, limit, order, skip))
 
     @router.get("/jobs/{name}", tags=["jobs"])
     def describe_job(name: Name) -> JobWithAttempts:

@@ -14,7 +14,7 @@ from trainworks.api.jobs import current_user
 from trainworks.api.nodes import NodeStatus, clusters_here, nodes
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunComparison, RunView, RunViews, compare_reports
-from trainworks.api.observing.top import MachineLoad, machine_load
+from trainworks.api.observing.top import LiveRun, LiveRuns, MachineLoad, machine_load
 from trainworks.api.proving.health import NodeHealth, health
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
@@ -24,6 +24,8 @@ from trainworks.serve.access import Role, Visitor
 
 T = TypeVar("T")
 _MOST_ANSWERS = 512
+_MOST_CARDS = 12
+_CARDS_AGE_S = 2.0
 _LOAD_AGE_S, _HEALTH_AGE_S, _JOB_AGE_S, _DIAGNOSIS_AGE_S = 5.0, 300.0, 0.5, 30.0
 
 
@@ -82,6 +84,7 @@ class Site:
         self.board = JobBoard()
         self.views = RunViews(folder, self.board)
         self.shared = Shared()
+        self._live = LiveRuns(folder, self.board.live_run_dirs, with_waiting=False, most_runs=_MOST_CARDS)
         self._submit_to = submit_to
 
     def view(self, name: str) -> RunView:
@@ -91,6 +94,10 @@ class Site:
             UnknownRunError: no such run.
         """
         return self.shared.get(("view", name), lambda: self.views.view(name), age_s=_JOB_AGE_S)
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        """The newest runs that hold nodes, of the queue and of the folder; two seconds old."""
+        return self.shared.get("live runs", self._live.runs, age_s=_CARDS_AGE_S)
 
     def diagnosis(self, name: str, diagnose: Callable[..., T]) -> T:
         """The diagnosis of a run by its metrics, at most half a minute old, because it takes a second."""

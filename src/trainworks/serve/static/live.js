@@ -15,6 +15,9 @@
       one.open = old.querySelectorAll("details")[index]?.open ?? false;
     });
     const scrolled = [...old.querySelectorAll("pre, .scroll")].map((one) => [one.scrollTop, one.scrollLeft]);
+    fresh.querySelectorAll("input[type=checkbox]").forEach((one) => {
+      one.checked = [...old.querySelectorAll("input:checked")].some(({ value }) => value === one.value);
+    });
     old.replaceWith(fresh);
     fresh.querySelectorAll("pre, .scroll").forEach((one, index) => {
       if (scrolled[index]) [one.scrollTop, one.scrollLeft] = scrolled[index];
