@@ -10,10 +10,13 @@ from trainworks.plan.sweeps.range_test import RangeTestResult
 from trainworks.record.sweeps.sweep import SweepResult, SweepTrial
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import Block, Document, Facts, Row, Section, Table, Text, left, right
+from trainworks.report.rendering.parallel import ParallelCoordinates, upright_axis
 from trainworks.report.rendering.plots import Chart, Curve, Dot, Rule
 from trainworks.report.rendering.renderer import build_document, to_json
 
 _STATES = ("succeeded", "pruned", "submitted", "proposed", "failed")
+_NUM_RANKS = 5
+"""Strengths of lines in `style.css`."""
 _LOG_RATIO = 10.0
 """Ratio of the largest to the smallest value of a setting from which a plot shows its logarithm."""
 
@@ -41,6 +44,7 @@ def document(sweep: SweepResult) -> Document:
         [
             Section("", summary),
             Section("Trials", [_table(sweep)]),
+            Section("Settings and result", _parallel(sweep), only="page"),
             Section(f"{_objective(sweep)} over the steps", _curves(sweep), only="page"),
             *(Section(f"{_objective(sweep)} over {key}", [chart], only="page") for key, chart in _scatters(sweep)),
         ],
@@ -79,6 +83,25 @@ def _table(sweep: SweepResult) -> Table:
 
 def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _parallel(sweep: SweepResult) -> list[Block]:
+    """A line per trial with a result, through its settings to its objective; the better ones stronger and on top."""
+    sign = -1.0 if sweep.definition.objective == "held-out accuracy" else 1.0
+    ended = [trial for trial in sweep.trials if trial.value is not None and math.isfinite(trial.value)]
+    ended.sort(key=lambda trial: -sign * (trial.value or 0.0))
+    axes = [upright_axis(key, [trial.settings.get(key) for trial in ended]) for key in sweep.definition.space]
+    axes.append(upright_axis(sweep.definition.objective, [trial.value for trial in ended]))
+    lines = []
+    for index, trial in enumerate(ended):
+        rank = (len(ended) - 1 - index) * _NUM_RANKS // len(ended)
+        settings = ", ".join(f"{key} = {_text(value)}" for key, value in trial.settings.items())
+        css = "best-strand" if trial is sweep.best else f"strand rank-{rank}"
+        lines.append((index, css, f"{trial.run or trial.run_name}: {settings}, {trial.value:.4g}"))
+    title = f"Settings and {sweep.definition.objective} of {len(ended)} trials"
+    names = [("key best-strand-key", "best trial"), ("key", "better trials"), ("key trial-key", "worse trials")]
+    plot = ParallelCoordinates(title, axes, lines, names)
+    return [Text("A line per trial, from its settings to its result.", "dim"), plot] if lines else []
 
 
 def _curves(sweep: SweepResult) -> list[Block]:

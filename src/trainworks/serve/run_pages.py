@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
@@ -14,7 +16,8 @@ from trainworks.api.observing.run_views import RunView
 from trainworks.api.observing.why import diagnosis_of
 from trainworks.errors import UnknownRunError, UsageError, suggest
 from trainworks.report import jobs as jobs_view
-from trainworks.report.rendering.document import Document, Section
+from trainworks.report.overlay import METRICS, overlay_document, overlay_section
+from trainworks.report.rendering.document import Block, Cell, Document, Section, Styled, Table, Text, left
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.run_tabs import MORE_METRICS, TABS, LogLink, RunPage, Tab, log_document
 from trainworks.serve.access import Visitor
@@ -22,6 +25,9 @@ from trainworks.serve.frame import render
 from trainworks.serve.guard import VisitorOf
 from trainworks.serve.site import Site
 
+_MOST_RUNS = 50
+"""Runs over each other, of the 64 that the server keeps in memory."""
+_BEST_TRIALS = 10
 _DRAWN_POINTS = 400
 """Points of a curve that is drawn without a script; with one the page asks for those of the range that it shows."""
 
@@ -49,17 +55,6 @@ def run_pages(site: Site) -> APIRouter:
         frame = _frame(name, "logs") | {"live": f"/live?run={name}&log={log}"}
         return render(document, "log.html", visitor, **frame, text=text, level=level, levels=LEVELS)
 
-    @router.get("/compare")
-    def compare_page(
-        visitor: VisitorOf,
-        first: Annotated[str, Query(max_length=200)] = "",
-        second: Annotated[str, Query(max_length=200)] = "",
-    ) -> str:
-        document = Document("Compare runs", "comparison", [])
-        if first and second:
-            document = build_document(site.comparison(first, second))
-        return render(document, "compare.html", visitor, first=first, second=second)
-
     @router.post("/runs/{name}/{action}")
     def act(visitor: VisitorOf, name: str, action: str) -> Response:
         actions: dict[str, Callable[[Visitor, str], object]] = {"stop": site.stop, "resume": site.resume}
@@ -69,6 +64,7 @@ def run_pages(site: Site) -> APIRouter:
         return RedirectResponse(f"/runs/{name}", 303)
 
     _tab_pages(router, site)
+    _overlay_pages(router, site)
     return router
 
 
@@ -96,6 +92,48 @@ def _tab_pages(router: APIRouter, site: Site) -> None:
             return render(document, "run.html", visitor, **frame, actions=actions)
 
         return site.shared.get(("run", view.run.path, name, tab, visitor), compute, stamp=view.stamp())
+
+
+def _overlay_pages(router: APIRouter, site: Site) -> None:
+    @router.get("/compare")
+    def compare_page(
+        visitor: VisitorOf,
+        run: Annotated[list[str] | None, Query(max_length=200)] = None,
+        metric: Annotated[str, Query(max_length=40)] = "loss",
+    ) -> str:
+        if metric not in METRICS:
+            raise UsageError(f"no curve `{metric}`", hint=suggest(metric, METRICS))
+        names = list(dict.fromkeys(name.strip() for name in run or () if name.strip()))
+        if len(names) > _MOST_RUNS:
+            raise UsageError(f"{len(names)} runs are chosen, at most {_MOST_RUNS} fit over each other")
+        document = Document(
+            "Compare runs", "comparison", [], about="Choose runs in the list of jobs, or name them here."
+        )
+        if names:
+            runs = site.overlay(names, metric, points=_DRAWN_POINTS)
+            document = overlay_document(runs, metric)
+            if len(runs) == 2:  # of two runs every difference has its figure
+                pair = build_document(site.comparison(*names))
+                sections = [overlay_section(runs, metric), *pair.without("Loss").sections]
+                document = replace(pair, sections=[*sections[1:2], sections[0], *sections[2:]])
+        shown = {"chosen": names, "metric": metric, "metrics": METRICS, "has_charts": bool(names)}
+        return render(document, "compare.html", visitor, **shown)
+
+    @router.get("/sweeps")
+    def sweeps_page(visitor: VisitorOf) -> str:
+        names = site.sweeps()
+        rows: list[list[Cell]] = [[Styled(name, href=f"/sweeps/{quote(name)}")] for name in names]
+        blocks: list[Block] = (
+            [Table(left("sweep"), rows)] if rows else [Text("No sweep is in the folder of runs.", "dim")]
+        )
+        return render(Document("Sweeps", "sweeps", [Section("", blocks)]), "site.html", visitor)
+
+    @router.get("/sweeps/{name}")
+    def sweep_page(visitor: VisitorOf, name: str) -> str:
+        sweep = site.sweep(name)
+        best = [trial.run for trial in sweep.ranked() if trial.run is not None][:_BEST_TRIALS]
+        overlay = f"/compare?{urlencode([('run', run) for run in best])}" if len(best) > 1 else ""
+        return render(build_document(sweep), "sweep.html", visitor, overlay=overlay, num_best=len(best))
 
 
 def _frame(name: str, tab: Tab) -> dict[str, object]:

@@ -274,8 +274,12 @@ class TrialRun:
         self._columns = MetricColumns(run.run_dir.metrics_file)
 
     def look(self) -> None:
-        """Read what was added to the record."""
+        """Ask the backend for the state, and read what was added to the record."""
         self._poll()
+        self.read()
+
+    def read(self) -> None:
+        """Read what was added to the record."""
         self._columns.look()
 
     @property
