@@ -276,7 +276,22 @@ def test_a_workload_is_planned_on_a_page(server: Server) -> None:
     assert text[0].split(">", 1)[1] in page.text, "the form has the text again, and not its line ends in other signs"
 
 
-@pytest.mark.parametrize("path", ["/", "/nodes", "/costs", "/compare", "/plan", "/submit", "/login", "/static/live.js"])
+def test_a_plan_is_made_of_fields_which_the_page_keeps_beside_the_run_file(server: Server) -> None:
+    fields = "model=llama-2-7b&cluster=4+nodes+of+DGX+H100&sequence_length=4096&global_batch=256&train_for=2B+tokens"
+    page = server.ask("/plan", method="POST", body=f"{fields}&precision=bf16&deadline=3h&budget=")
+    assert page.status == 200, page.text[-3000:]
+    assert "<svg" in page.text and "4 nodes of DGX H100" in page.text
+    text = html.unescape(re.findall(r"<textarea.*?>(.*?)</textarea>", page.text, re.DOTALL)[0])
+    assert "deadline: 3h" in text and "budget" not in text and "global_batch: 256" in text
+    assert 'name="deadline" value="3h"' in page.text
+    wrong = server.ask("/plan", method="POST", body="model=%3Cb%3E&cluster=x&train_for=1")
+    assert wrong.status == 422 and "<b>" not in wrong.text and 'value="&lt;b&gt;"' in wrong.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/sweeps", "/nodes", "/costs", "/compare", "/plan", "/submit", "/login", "/static/live.js"],
+)
 def test_every_page_opens(server: Server, path: str) -> None:
     assert server.ask(path).status == 200
 
@@ -287,6 +302,16 @@ def test_costs_are_by_month_and_owner(server: Server) -> None:
     assert len(months) <= 2  # a month may end meanwhile
     assert sum(month["jobs"] for month in months) >= 1
     assert sum(month["core_hours"] for month in months) > 0
+
+
+def test_costs_are_summed_by_team_and_month_without_owners(server: Server) -> None:
+    submitted(server, "true", name="summed")
+    page = server.ask("/costs?by=team").text
+    assert '<a href="/costs?by=team" aria-current="true">month and team</a>' in page
+    headings = re.findall(r"<th.*?>(.*?)</th>", page)
+    assert "month" in headings and "owner" not in headings and "core hours" in headings
+    wrong = server.ask("/costs?by=teams")
+    assert wrong.status == 422 and "did you mean `team`?" in html.unescape(wrong.text)
 
 
 def test_a_change_of_a_run_is_an_event_of_the_live_stream(server: Server, trained: str) -> None:

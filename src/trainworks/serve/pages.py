@@ -12,8 +12,9 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response
 
-from trainworks.api.observing.job_board import JobQuery
+from trainworks.api.observing.job_board import JobQuery, UsageKey
 from trainworks.api.run_handle import JobState
+from trainworks.errors import UsageError, suggest
 from trainworks.report import job_list
 from trainworks.report.job_list import known_columns
 from trainworks.report.proving.health import nodes_page
@@ -26,6 +27,13 @@ from trainworks.serve.site import Site
 
 _COLUMNS_COOKIE = "trainworks-columns"
 _A_YEAR_S = 365 * 86_400
+_COSTS: Mapping[str, tuple[str, tuple[UsageKey, ...]]] = {
+    "": ("month, owner and team", ("month", "user", "team")),
+    "team": ("month and team", ("month", "team")),
+    "owner": ("month and owner", ("month", "user")),
+    "month": ("month", ("month",)),
+}
+"""Sums of costs by their name in the address -> title, and keys."""
 ORDER_TITLES = {
     "-job": "newest first",
     "job": "oldest first",
@@ -54,9 +62,12 @@ def pages(site: Site) -> APIRouter:
         return site.shared.get(("nodes page", cluster, visitor), compute)
 
     @router.get("/costs")
-    def costs_page(visitor: VisitorOf) -> str:
-        document = site.shared.get("costs page", lambda: build_document(site.board.usage()), age_s=30.0)
-        return render(document, "site.html", visitor)
+    def costs_page(visitor: VisitorOf, by: Annotated[str, Query(max_length=20)] = "") -> str:
+        if by not in _COSTS:
+            raise UsageError(f"no sum `{by}`", hint=suggest(by, _COSTS))
+        keys = _COSTS[by][1]
+        document = site.shared.get(("costs", by), lambda: build_document(site.board.usage(keys)), age_s=30.0)
+        return render(document, "costs.html", visitor, by=by, sums={name: title for name, (title, _) in _COSTS.items()})
 
     @router.get("/login")
     def login_page() -> Response:

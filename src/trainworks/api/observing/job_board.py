@@ -22,7 +22,7 @@ from trainworks.record.events.log import read_events
 from trainworks.recover.failures import describe_failure, first_failure
 from trainworks.report.job_costs import HeldTime, Usage
 
-__all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound", "Usage", "usage"]
+__all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound", "Usage", "UsageKey", "usage"]
 
 UsageKey = Literal["month", "user", "team"]
 
@@ -144,11 +144,11 @@ class JobBoard:
         store = self._opened()
         return 0 if store is None else store.version()
 
-    def usage(self) -> Usage:
-        """What jobs held, by month (UTC), user and team."""
+    def usage(self, by: Sequence[UsageKey] = get_args(UsageKey)) -> Usage:
+        """What jobs held, one sum for each value of `by`: the month (UTC), user and team."""
         store = self._opened()
         attempts = [] if store is None else store.billed_attempts()
-        return summed(attempts, get_args(UsageKey), self._clock.now())
+        return summed(attempts, by, self._clock.now())
 
     def _opened(self) -> JobStore | None:
         with self._lock:

@@ -1,6 +1,15 @@
 // Keeps a page as the server has it: after an event the page is fetched again, and what differs is replaced.
 "use strict";
 (() => {
+  function reachScrolled() {  // a table that is wider than the page is scrolled by keyboard, too
+    for (const box of document.querySelectorAll(".scroll, pre")) {
+      if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
+    }
+  }
+  reachScrolled();
+  addEventListener("resize", reachScrolled);
+  document.addEventListener("page-changed", reachScrolled);
+
   const status = document.getElementById("status");
   if (!status || !status.dataset.live) return;
   const shortestPause = 1000, pauseWithoutEvents = 30000;
