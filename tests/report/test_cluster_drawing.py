@@ -62,9 +62,8 @@ def test_a_node_without_accelerators_shows_its_cores_and_words_say_what_the_pict
 
 
 def test_a_box_says_the_state_and_the_failures_of_its_node() -> None:
-    worn = NodeStatus(
-        name="n1", state="drained", accelerators=8, history=NodeHistory(score=3.0, failures=2, held_s=3600.0)
-    )
+    history = NodeHistory(score=3.0, failures=2, held_s=3600.0)
+    worn = NodeStatus(name="n1", state="drained", accelerators=8, history=history)
     picture = cluster_picture([worn, NodeStatus(name="n2", state="free", accelerators=8)])
     assert picture is not None
     texts = [each.text for each in picture.iter("text")]
