@@ -148,7 +148,7 @@ def test_why_a_run_is_not_faster_is_a_page_and_json(server: Server, trained: str
     assert page.status == 200
     assert f"1. {diagnosis['causes'][0]['title']}" in page.text
     assert f'href="/runs/{trained}"' in page.text
-    assert f'href="/runs/{trained}/why"' in server.ask(f"/runs/{trained}").text
+    assert f'href="/runs/{trained}/why"' in server.ask(f"/runs/{trained}/time").text
 
 
 def test_two_runs_are_compared_on_a_page_and_as_json(server: Server, trained: str) -> None:
@@ -157,7 +157,7 @@ def test_two_runs_are_compared_on_a_page_and_as_json(server: Server, trained: st
     assert found["runs"] == [trained, slower]
     assert "most by data" in found["finding"]
     page = server.ask(f"/compare?run={trained}&run={slower}").text
-    assert found["finding"][1:] in page and 'class="lost-line"' in page
+    assert found["finding"][1:] in page and 'class="curve-1"' in page
     assert f'value="{trained}"' in server.ask(f"/compare?run={trained}").text
     assert server.ask(f"/compare?run={trained}&run=none-1").status == 404
 

@@ -90,7 +90,12 @@ def _parallel(sweep: SweepResult) -> list[Block]:
     sign = -1.0 if sweep.definition.objective == "held-out accuracy" else 1.0
     ended = [trial for trial in sweep.trials if trial.value is not None and math.isfinite(trial.value)]
     ended.sort(key=lambda trial: -sign * (trial.value or 0.0))
-    axes = [upright_axis(key, [trial.settings.get(key) for trial in ended]) for key in sweep.definition.space]
+    keys = list(sweep.definition.space)
+    last_parts = [key.rpartition(".")[2] for key in keys]
+    names = last_parts if len({*last_parts}) == len(keys) else keys  # axes stand close to each other
+    axes = [
+        upright_axis(name, [trial.settings.get(key) for trial in ended]) for key, name in zip(keys, names, strict=True)
+    ]
     axes.append(upright_axis(sweep.definition.objective, [trial.value for trial in ended]))
     lines = []
     for index, trial in enumerate(ended):
@@ -99,8 +104,8 @@ def _parallel(sweep: SweepResult) -> list[Block]:
         css = "best-strand" if trial is sweep.best else f"strand rank-{rank}"
         lines.append((index, css, f"{trial.run or trial.run_name}: {settings}, {trial.value:.4g}"))
     title = f"Settings and {sweep.definition.objective} of {len(ended)} trials"
-    names = [("key best-strand-key", "best trial"), ("key", "better trials"), ("key trial-key", "worse trials")]
-    plot = ParallelCoordinates(title, axes, lines, names)
+    kinds = [("key best-strand-key", "best trial"), ("key", "better trials"), ("key trial-key", "worse trials")]
+    plot = ParallelCoordinates(title, axes, lines, kinds)
     return [Text("A line per trial, from its settings to its result.", "dim"), plot] if lines else []
 
 

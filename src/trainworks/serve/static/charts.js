@@ -144,6 +144,7 @@
     chart.plot.ctx.canvas.setAttribute("role", "img");
     chart.plot.ctx.canvas.setAttribute("aria-label", facts.title);
     holder.classList.add("is-live");
+    if (facts.runs.length > 1) holder.closest("figure")?.querySelector("figcaption")?.setAttribute("hidden", "");
     const steps = tables.flatMap(([found]) => [found[0], found[found.length - 1]]).filter((step) => step != null);
     if (view.first === null && view.last === null && steps.length)
       whole = [Math.min(whole?.[0] ?? Infinity, ...steps), Math.max(whole?.[1] ?? -Infinity, ...steps)];
