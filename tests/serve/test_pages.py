@@ -21,10 +21,10 @@ from tests.serve.conftest import ADMIN, SUBMITTER, Server
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.record.status import RunStatus
+from trainworks.report.pages.run_tabs import TABS, metric_chart
 from trainworks.report.rendering.plots import LiveChart
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.svg import markup
-from trainworks.report.run_tabs import TABS, metric_chart
 from trainworks.report.runs.summary import Report
 
 

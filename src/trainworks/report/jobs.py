@@ -71,7 +71,9 @@ def list_document(
     }
     columns = left(*_COLUMNS, *more, wrap=True)
     lines = [
-        _array_row(job, arrays[job.spec.array or ""], now) if job.spec.array in arrays else _row(job, now, address)
+        _array_row(job, arrays[job.spec.array or ""], now)
+        if job.spec.array in arrays
+        else [job_cells(job, now, address)[name] for name in _COLUMNS]
         for job in jobs
     ]
     rows = [[*line, *rest] for line, *rest in zip(lines, *more.values(), strict=True)]
@@ -102,11 +104,6 @@ def job_cells(job: JobRow, now: float, address: str) -> dict[str, Cell]:
         "prio": str(job.priority),
         "time": _time(job, now),
     }
-
-
-def _row(job: JobRow, now: float, address: str) -> list[Cell]:
-    cells = job_cells(job, now, address)
-    return [cells[name] for name in _COLUMNS]
 
 
 def _array_row(job: JobRow, states: Mapping[JobState, int], now: float) -> list[Cell]:

@@ -18,7 +18,6 @@ from trainworks import __version__, errors
 from trainworks.api.observing.logs import log_names
 from trainworks.serve.access import Access
 from trainworks.serve.assets import assets
-from trainworks.serve.form_pages import form_pages
 from trainworks.serve.frame import problem_page, sign_in_page
 from trainworks.serve.guard import RequestGuard, VisitorOf
 from trainworks.serve.pages import pages
@@ -56,7 +55,7 @@ def create_app(
         redirect_slashes=False,
     )
     streams = LiveStreams(most_streams)
-    for router in (rest(site), assets(), pages(site), run_pages(site), form_pages(site)):
+    for router in (rest(site), assets(), pages(site), run_pages(site)):
         app.include_router(router)
     app.add_exception_handler(TooManyStreamsError, _answer_to_too_many)
     app.add_exception_handler(errors.TrainworksError, _answer_to_problem)

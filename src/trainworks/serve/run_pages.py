@@ -16,10 +16,10 @@ from trainworks.api.observing.run_views import RunView
 from trainworks.api.observing.why import diagnosis_of
 from trainworks.errors import UnknownRunError, UsageError, suggest
 from trainworks.report import jobs as jobs_view
-from trainworks.report.overlay import METRICS, overlay_document, overlay_section
+from trainworks.report.pages.overlay import METRICS, overlay_document, overlay_section
+from trainworks.report.pages.run_tabs import MORE_METRICS, TABS, LogLink, RunPage, Tab, log_document
 from trainworks.report.rendering.document import Block, Cell, Document, Section, Styled, Table, Text, left
 from trainworks.report.rendering.renderer import build_document
-from trainworks.report.run_tabs import MORE_METRICS, TABS, LogLink, RunPage, Tab, log_document
 from trainworks.serve.access import Visitor
 from trainworks.serve.frame import render
 from trainworks.serve.guard import VisitorOf

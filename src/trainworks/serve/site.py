@@ -13,7 +13,7 @@ from typing import TypeVar, cast
 from trainworks.api.jobs import current_user
 from trainworks.api.nodes import NodeStatus, clusters_here, nodes
 from trainworks.api.observing.job_board import JobBoard
-from trainworks.api.observing.run_views import OverlaidRun, RunComparison, RunView, RunViews, compare_reports
+from trainworks.api.observing.run_views import RunComparison, RunView, RunViews, compare_reports
 from trainworks.api.observing.top import LiveRun, LiveRuns, MachineLoad, machine_load
 from trainworks.api.proving.health import NodeHealth, health
 from trainworks.api.run_handle import Run
@@ -21,6 +21,8 @@ from trainworks.api.run_request import read_run_file
 from trainworks.api.runs import prepare_resume, submit
 from trainworks.api.sweeping.read_sweep import SweepResult, read_sweep, sweep_names
 from trainworks.errors import NotOwnerError, UsageError
+from trainworks.report.pages.overlay import OverlaidRun
+from trainworks.report.runs.run_comparison import settings_of
 from trainworks.serve.access import Role, Visitor
 
 T = TypeVar("T")
@@ -126,7 +128,15 @@ class Site:
         views = [self.view(name) for name in names]
         return self.shared.get(
             ("overlay", metric, points, *names),
-            lambda: [view.overlaid(name, metric, points=points) for name, view in zip(names, views, strict=True)],
+            lambda: [
+                OverlaidRun(
+                    name,
+                    view.report(),
+                    settings_of(view.run.resolved),
+                    view.curves((metric,), points=points).get(metric, []),
+                )
+                for name, view in zip(names, views, strict=True)
+            ],
             stamp=[view.stamp() for view in views],
         )
 

@@ -18,14 +18,12 @@ from trainworks.errors import TrainworksError, UnknownRunError
 from trainworks.record.events.log import Event, read_events_from
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import CURVES, Mask, MetricColumns, Steps, thinned, trailing_mean
-from trainworks.report.overlay import OverlaidRun
-from trainworks.report.run_tabs import SavedCheckpoint
-from trainworks.report.runs.run_comparison import RunComparison, compare_reports, settings_of
+from trainworks.report.pages.run_tabs import SavedCheckpoint
+from trainworks.report.runs.run_comparison import RunComparison, compare_reports
 from trainworks.report.runs.summary import Report, build_report
 
 __all__ = [
     "CURVES",
-    "OverlaidRun",
     "RunComparison",
     "RunView",
     "RunViews",
@@ -153,11 +151,6 @@ class RunView:
             columns = self.metrics((name,), points=points)
             found[name] = list(zip(columns["step"], columns[name], strict=True))
         return {name: curve for name, curve in found.items() if curve}
-
-    def overlaid(self, name: str, metric: str, *, points: int) -> OverlaidRun:
-        """What an overlay shows of this run; `name` is the run in addresses."""
-        curve = self.curves((metric,), points=points).get(metric, [])
-        return OverlaidRun(name, self.report(), settings_of(self.run.resolved), curve)
 
     def _steps(self) -> tuple[Steps, Mask]:
         """All rows, and for each whether a restart threw it away; kept, because zooming asks again and again."""

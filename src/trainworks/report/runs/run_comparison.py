@@ -78,14 +78,13 @@ class RunComparison(ReportPart, Result):
 def compare_reports(runs: Sequence[tuple[ResolvedRun, Report]]) -> RunComparison:
     """Compare two runs, in the order to show them, by what they were resolved to and what they report."""
     (one, first), (other, second) = runs
-    settings = tuple(_settings(settings_of(one), settings_of(other)))
     curves = (_losses(first), _losses(second))
     figures = tuple(_figures(first, second))
     return RunComparison(
         runs=(first.run_id, second.run_id),
         states=(first.state, second.state),
         finding=_finding(figures, first.run_id, second.run_id),
-        settings=settings,
+        settings=tuple(_settings(one, other)),
         figures=figures,
         usd=(_usd(one, first), _usd(other, second)),
         losses=_losses_at_common_steps(*curves),
@@ -98,7 +97,8 @@ def settings_of(resolved: ResolvedRun) -> dict[str, str]:
     return _flat(_configured(resolved))
 
 
-def _settings(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[ComparedSetting]:
+def _settings(one: ResolvedRun, other: ResolvedRun) -> Iterator[ComparedSetting]:
+    first, second = settings_of(one), settings_of(other)
     for name in dict.fromkeys([*first, *second]):
         if first.get(name) != second.get(name):
             yield ComparedSetting(name=name, first=first.get(name), second=second.get(name))

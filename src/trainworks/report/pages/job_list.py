@@ -9,8 +9,8 @@ from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.stored_jobs import ORDERS
 from trainworks.report.jobs import job_cells, owner_text
 from trainworks.report.overview import LiveRun
+from trainworks.report.pages.run_tabs import date_text
 from trainworks.report.rendering.document import Cell, Column, Document, Section, Style, Styled, Table
-from trainworks.report.run_tabs import date_text
 from trainworks.units import format_count, format_duration
 
 COLUMNS: Mapping[str, str] = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainworks.report import wording
+from trainworks.report.pages.run_tabs import metric_chart
 from trainworks.report.rendering.document import Block, Cell, Document, Section, Styled, Table, Text, left
 from trainworks.report.rendering.plots import LiveChart
-from trainworks.report.run_tabs import metric_chart
 from trainworks.report.runs.part import MISSING
 from trainworks.report.runs.summary import Report
 

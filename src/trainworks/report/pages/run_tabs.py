@@ -107,13 +107,14 @@ class RunPage:
     def document(self, tab: Tab) -> Document:
         """One tab as a document; what the run has not recorded yet is said in a sentence."""
         whole = build_document(self.report)
+        logs: list[list[Cell]] = [[Styled(log.name, href=log.href), format_bytes(log.num_bytes)] for log in self.logs]
         sections = [section for section in whole.sections if tab in _SECTIONS.get(section.title, ("overview",))]
         sections = [*map(self._interactive, sections)] if tab == "curves" else sections
         more: Mapping[Tab, Sequence[Section]] = {
             "overview": [Section("Job", section.blocks) for section in self.job],
             "curves": [*self._more_curves()],
             "events": [Section("", _story(self.events))],
-            "logs": [Section("", self._log_blocks())],
+            "logs": [Section("", [Table([*left("log"), *right("size")], logs)] if logs else [])],
             "checkpoints": [Section("", self._checkpoint_blocks())],
         }
         sections = [*sections, *more.get(tab, ())]
@@ -133,10 +134,6 @@ class RunPage:
             if points := (self.metrics or {}).get(metric):
                 chart = metric_chart(title, [("line", self.name, points)])
                 yield Section(title, [Text(text, "dim"), LiveChart(chart, [self.name], metric)])
-
-    def _log_blocks(self) -> list[Block]:
-        rows: list[list[Cell]] = [[Styled(log.name, href=log.href), format_bytes(log.num_bytes)] for log in self.logs]
-        return [Table([*left("log"), *right("size")], rows)] if rows else []
 
     def _checkpoint_blocks(self) -> list[Block]:
         rows = [
