@@ -82,8 +82,10 @@ def own_pages(folder: Path, options: argparse.Namespace) -> dict[str, dict[str, 
     with server(folder) as (port, cookie):
         first_s = asyncio.run(first_visit(port, cookie, large))
         paths = [
-            *("/", "/?state=failed", "/?text=train-77", f"/?before={options.jobs // 2}", "/nodes", "/costs"),
-            *(f"/runs/{small}", f"/runs/{large}", f"/api/v1/runs/{large}/metrics?names=loss&points=1000"),
+            *("/", "/?state=failed", "/?text=train-77", f"/?before={options.jobs // 2}", "/?order=-started", "/nodes"),
+            *("/costs", f"/runs/{small}", f"/runs/{large}", f"/runs/{large}/curves", f"/runs/{large}/time"),
+            *(f"/compare?run={small}&run={large}", f"/api/v1/runs/{large}/metrics?names=loss&first=1000&mean=100"),
+            f"/api/v1/runs/{large}/metrics?names=loss&points=1000",
         ]
         slowest_s = max(asyncio.run(get(port, cookie, Page(path)))[0] for path in paths)
         pages = [Page(path) for path in paths]

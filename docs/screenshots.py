@@ -80,7 +80,7 @@ def open_page(page: Any, name: str, address: str, run: Path) -> None:
         page.goto((run / "report.html").as_uri())
     elif name == "serve-plan":
         page.goto(f"{address}plan")
-        page.get_by_role("button", name="Plan").click()
+        page.get_by_role("button", name="Plan", exact=True).click()
         page.locator("table").first.wait_for(timeout=120_000)
     else:
         page.goto(address if name == "serve-jobs" else f"{address}runs/{run.name}")

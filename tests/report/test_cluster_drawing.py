@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainworks.backends.backend import NodeStatus
+from trainworks.recover.node_history import NodeHistory
 from trainworks.report.overview import cluster_picture
 
 nodes = st.builds(
@@ -58,6 +59,16 @@ def test_a_node_without_accelerators_shows_its_cores_and_words_say_what_the_pict
                   for css in ("held", "rest"))  # fmt: skip
     assert held == rest / 2
     assert "login drained, 4 of 8 cores held, <b>fan</b>" in picture.get("aria-label", "")
+
+
+def test_a_box_says_the_state_and_the_failures_of_its_node() -> None:
+    history = NodeHistory(score=3.0, failures=2, held_s=3600.0)
+    worn = NodeStatus(name="n1", state="drained", accelerators=8, history=history)
+    picture = cluster_picture([worn, NodeStatus(name="n2", state="free", accelerators=8)])
+    assert picture is not None
+    texts = [each.text for each in picture.iter("text")]
+    assert texts == ["n1", "drained, failed 2x", "n2", "free"]
+    assert marks(picture)["is-drained"] == 1
 
 
 def test_without_nodes_there_is_no_picture() -> None:

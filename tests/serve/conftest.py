@@ -30,6 +30,7 @@ VIEWER, SUBMITTER, ADMIN, PROXY = (
 ACCESS = Access.model_validate(
     {
         "tokens": {"viewer": VIEWER, "submitter": SUBMITTER, "admin": ADMIN},
+        "hosts": ["train.example"],
         "proxy": {"token": PROXY, "admins": ["root-of-the-lab"], "submitters": ["alice"], "viewers": ["bob"]},
     }
 )

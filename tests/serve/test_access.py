@@ -6,11 +6,13 @@ import socket
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import Headers
 from typer.testing import CliRunner
 
 from tests.serve.conftest import PROXY, VIEWER, Server
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, TrainworksError, UsageError
+from trainworks.serve.guard import is_host_of
 
 RUN = {"run_file": "name: x\nrun: 'true'\n"}
 
@@ -145,6 +147,36 @@ def test_every_answer_forbids_scripts_of_others_and_frames(server: Server) -> No
         policy = server.ask(path).headers["content-security-policy"]
         assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
         assert "unsafe" not in policy
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "rebound.example",
+        "rebound.example:8765",
+        "127.0.0.1.rebound.example",
+        "localhost.rebound.example",
+        "",
+        "[::1",
+        "a b",
+    ],
+)
+def test_a_name_of_another_site_that_points_at_this_machine_is_refused(server: Server, host: str) -> None:
+    for path in ("/", "/login", "/static/live.js"):
+        answer = server.ask(path, Host=host)
+        assert answer.status in (400, 421), "400: the name is not even one"
+        assert "<html" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:9999", "127.0.0.1:1", "[::1]:8765", "10.1.2.3", "train.example"]
+)
+def test_addresses_and_own_names_are_served_through_any_forwarded_port(server: Server, host: str) -> None:
+    assert server.ask("/", Host=host).status == 200
+
+
+def test_two_hosts_in_one_request_are_refused() -> None:
+    assert not is_host_of(Headers(raw=[(b"host", b"localhost"), (b"host", b"rebound.example")]), ["localhost"])
 
 
 def test_a_large_request_is_refused(server: Server) -> None:

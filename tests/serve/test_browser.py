@@ -19,6 +19,7 @@ from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.state import JobState
 from trainworks.record.exit_code import End
 from trainworks.report.jobs import list_document
+from trainworks.report.pages.run_tabs import TABS
 from trainworks.report.rendering.page import render_page
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -78,7 +79,8 @@ def test_every_page_fits_and_breaks_nothing(
     chromium: Any, server: Server, trained: str, problems: list[str], size: str, scheme: str
 ) -> None:
     page = page_of(chromium, server, problems, size=size, scheme=scheme)
-    runs = (f"/runs/{trained}", f"/runs/{trained}/why", f"/compare?first={trained}&second={trained}")
+    tabs = [f"/runs/{trained}/{tab}".removesuffix("/overview") for tab in TABS]
+    runs = (*tabs, f"/runs/{trained}/why", f"/compare?run={trained}")
     for path in ("/", *runs, f"/runs/{trained}/logs/rank-0", "/nodes", "/costs", "/plan", "/submit"):
         page.goto(f"http://127.0.0.1:{server.port}{path}")
         shoot(page, f"{size}-{scheme}-{path.strip('/').replace('/', '-') or 'jobs'}")
@@ -137,6 +139,7 @@ def test_a_run_is_submitted_and_watched_to_its_end(
     page.locator(".state", has_text="SUCCEEDED").wait_for()
     assert page.evaluate("window.isTheSamePage")
     assert page.get_by_role("status").text_content() == "The run is now SUCCEEDED"
+    page.get_by_role("link", name="Logs").click()
     page.get_by_role("link", name="rank-0").click()
     assert "bye" in (page.locator("pre").text_content() or "")
     page.get_by_role("link", name="Jobs").click()
@@ -153,6 +156,39 @@ def test_a_curve_grows_while_it_is_watched(chromium: Any, server: Server, proble
     threading.Thread(target=lambda: (time.sleep(1), writer.steps(100))).start()
     page.wait_for_function("old => document.querySelector('path.line').getAttribute('d') !== old", arg=before)
     assert problems == []
+
+
+def test_a_curve_is_zoomed_and_smoothed_and_asks_the_server_for_its_range(
+    chromium: Any, server: Server, trained: str, problems: list[str]
+) -> None:
+    page = page_of(chromium, server, problems)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"http://127.0.0.1:{server.port}/runs/{trained}/curves")
+    page.locator(".live-chart.is-live canvas").nth(1).wait_for()
+    page.get_by_role("button", name="Zoom in").click()
+    page.wait_for_function("document.querySelector('.chart-tools output').value !== 'All steps'")
+    assert page.locator(".chart-tools output").text_content() == "Steps 75 to 226"
+    page.get_by_label("Mean of").select_option("10")
+    page.get_by_text("loss, mean of 10").first.wait_for()
+    assert any("names=loss" in url and "first=75" in url and "last=226" in url for url in asked)
+    assert any("names=loss" in url and "mean=10" in url for url in asked)
+    assert page.url.endswith("#steps=75-226&mean=10")
+    page.reload()
+    page.get_by_text("loss, mean of 10").first.wait_for()
+    page.get_by_role("button", name="All steps").click()
+    page.wait_for_function("document.querySelector('.chart-tools output').value === 'All steps'")
+    assert problems == []
+
+
+def test_without_a_script_the_curves_are_drawings(chromium: Any, server: Server, trained: str) -> None:
+    page = chromium.new_context(java_script_enabled=False).new_page()
+    page.goto(f"http://127.0.0.1:{server.port}/?token={ADMIN}")
+    page.goto(f"http://127.0.0.1:{server.port}/runs/{trained}/curves")
+    assert page.locator(".live-chart svg.plot").first.is_visible()
+    assert not page.locator(".chart-tools").is_visible()
+    page.get_by_role("link", name="Plan and measured").click()
+    assert page.get_by_role("heading", name="Memory").is_visible()
 
 
 @pytest.mark.lane("test-all")
@@ -181,7 +217,7 @@ def test_the_keyboard_reaches_the_content_and_the_form(
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
     names = []
-    for _ in range(12):
+    while "Filter" not in names and len(names) < 60:
         page.keyboard.press("Tab")
         names.append(page.evaluate("document.activeElement.name || document.activeElement.textContent"))
     assert [name for name in names if name in ("text", "state", "owner", "Filter")] == [

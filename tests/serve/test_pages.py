@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import html
 import http.client
 import json
@@ -20,6 +21,11 @@ from tests.serve.conftest import ADMIN, SUBMITTER, Server
 from trainworks.files import take_lock
 from trainworks.host import process
 from trainworks.record.status import RunStatus
+from trainworks.report.pages.run_tabs import TABS, metric_chart
+from trainworks.report.rendering.plots import LiveChart
+from trainworks.report.rendering.renderer import build_document
+from trainworks.report.rendering.svg import markup
+from trainworks.report.runs.summary import Report
 
 
 def submitted(server: Server, command: str, name: str = "hello") -> str:
@@ -38,16 +44,80 @@ def wait_for_the_end(run: str) -> None:
     wait_until(lambda: job.refresh().is_final)
 
 
-def test_the_page_of_a_run_shows_curve_interval_story_and_logs(server: Server, trained: str) -> None:
-    page = server.ask(f"/runs/{trained}")
-    assert page.status == 200
-    titles = re.findall(r"<h2>(.*?)</h2>", page.text)
-    assert {"Loss", "Planned and measured", "Memory", "Throughput", "Where the time went", "Events", "Logs"} <= {
-        *titles
-    }
-    assert "80 % interval of the plan" in page.text and 'class="interval"' in page.text
-    assert "&lt;b&gt;SIGKILL&lt;/b&gt;" in page.text and "<b>SIGKILL" not in page.text
-    assert f"/runs/{trained}/logs/rank-0" in page.text
+def test_the_tabs_of_a_run_show_each_section_of_its_report_and_its_events_logs_and_checkpoints(
+    server: Server, trained: str
+) -> None:
+    text = {tab: server.ask(f"/runs/{trained}/{tab}".removesuffix("/overview")).text for tab in TABS}
+    titles = {tab: {*re.findall(r"<h2>(.*?)</h2>", page)} for tab, page in text.items()}
+    assert {"Loss", "Attempts", "Environment"} <= titles["overview"]
+    assert titles["curves"] >= {"Loss", "Throughput", "Learning rate", "Gradient norm", "Step time", "Peak memory"}
+    assert titles["plan"] == {"Planned and measured", "Memory"}
+    assert titles["time"] == {"Where the time went"}
+    assert titles["checkpoints"] == {"Checkpoints"} and "71.2 MB" in text["checkpoints"]
+    whole = build_document(read_report(server, trained))
+    assert {section.title for section in whole.shown("page") if section.title} <= set().union(*titles.values())
+    assert "80 % interval of the plan" in text["curves"] and 'class="interval"' in text["curves"]
+    assert "&lt;b&gt;SIGKILL&lt;/b&gt;" in text["events"] and "<b>SIGKILL" not in text["events"]
+    assert f'<a href="/runs/{trained}/logs/rank-0">rank-0</a>' in text["logs"]
+    for tab, page in text.items():
+        (current,) = re.findall(r'<nav class="tabs".*?aria-current="page">(.*?)</a>.*?</nav>', page, re.DOTALL)
+        assert current == TABS[tab]
+
+
+def read_report(server: Server, run: str) -> Report:
+    return Report.model_validate_json(server.ask(f"/api/v1/runs/{run}").text)
+
+
+def test_a_tab_without_content_says_why_and_an_unknown_one_names_the_nearest(server: Server) -> None:
+    run = RunWriter(server.runs, None, "true", name="empty").run_dir.run_id
+    for tab in ("curves", "plan", "events", "logs", "checkpoints"):
+        assert re.search(r"is-dim\">(?:The run has|No log)", server.ask(f"/runs/{run}/{tab}").text), tab
+    wrong = server.ask(f"/runs/{run}/curve")
+    assert wrong.status == 404 and "did you mean `curves`?" in html.unescape(wrong.text)
+
+
+def test_a_chart_says_what_its_script_needs(trained: str, server: Server) -> None:
+    page = server.ask(f"/runs/{trained}/curves").text
+    charts = [json.loads(html.unescape(found)) for found in re.findall(r'data-chart="(.*?)"', page)]
+    metrics = ["loss", "tokens_per_s", "grad_norm", "lr", "step_s", "memory_peak_bytes"]
+    assert [chart["metric"] for chart in charts] == metrics
+    assert charts[0]["runs"] == [trained]
+    assert [mark[:2] for mark in charts[0]["marks"]] == [[120, "checkpoint"], [300, "checkpoint"], [120, "restart"]]
+    assert [title for *_, title in charts[1]["bands"]] == ["80 % interval of the plan"]
+    for script in re.findall(r'<script src="(.*?)"', page):
+        assert server.ask(script).headers["cache-control"] == "public, max-age=31536000, immutable"
+
+
+def test_the_name_of_a_run_ends_no_attribute_of_a_chart() -> None:
+    chart = metric_chart("Loss", [("line", "x", [(1, 2.0), (2, 1.0)])])
+    drawn = LiveChart(chart, ['"><script>alert(1)</script>'], "loss").picture()
+    assert drawn is not None and "<script>" not in markup(drawn)
+
+
+def test_curves_are_asked_for_by_range_with_means_and_with_lost_steps(server: Server, trained: str) -> None:
+    ask = f"/api/v1/runs/{trained}/metrics?names=loss,tokens_per_s"
+    inside = server.ask(f"{ask}&first=100&last=110").json
+    assert inside["step"] == list(range(100, 111))
+    assert inside["tokens_per_s"][0] == pytest.approx(8192 / 0.119)
+    lost = server.ask(f"{ask}&lost=true").json
+    assert lost["step"] == list(range(121, 151))
+    means = server.ask(f"{ask}&mean=5&first=100&last=101").json["loss"]
+    values = server.ask(f"{ask}&first=96&last=101").json["loss"]
+    assert means == pytest.approx([sum(values[:5]) / 5, sum(values[1:]) / 5])
+    assert len(server.ask(f"{ask}&points=20").json["step"]) <= 20
+
+
+def test_scripts_and_styles_travel_compressed_and_are_kept_until_they_change(server: Server) -> None:
+    for name in ("site.css", "live.js", "uplot.js", "uplot.css", "charts.js"):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=240)
+        connection.request("GET", f"/static/{name}", headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        body = gzip.decompress(answer.read())
+        connection.close()
+        assert answer.getheader("content-encoding") == "gzip"
+        assert body.decode() == server.ask(f"/static/{name}").text
+        assert answer.getheader("cache-control") == "max-age=600", "an address without a version may change"
+    assert server.ask("/static/no.js", token=None).status == 404
 
 
 def test_every_reader_tells_that_a_supervisor_was_killed_and_the_first_one_writes_it(server: Server) -> None:
@@ -78,7 +148,7 @@ def test_why_a_run_is_not_faster_is_a_page_and_json(server: Server, trained: str
     assert page.status == 200
     assert f"1. {diagnosis['causes'][0]['title']}" in page.text
     assert f'href="/runs/{trained}"' in page.text
-    assert f'href="/runs/{trained}/why"' in server.ask(f"/runs/{trained}").text
+    assert f'href="/runs/{trained}/why"' in server.ask(f"/runs/{trained}/time").text
 
 
 def test_two_runs_are_compared_on_a_page_and_as_json(server: Server, trained: str) -> None:
@@ -86,10 +156,10 @@ def test_two_runs_are_compared_on_a_page_and_as_json(server: Server, trained: st
     found = server.ask(f"/api/v1/runs/{trained}/compare/{slower}").json
     assert found["runs"] == [trained, slower]
     assert "most by data" in found["finding"]
-    page = server.ask(f"/compare?first={trained}&second={slower}").text
-    assert found["finding"][1:] in page and 'class="lost-line"' in page
-    assert f'value="{trained}"' in server.ask(f"/compare?first={trained}").text
-    assert server.ask(f"/compare?first={trained}&second=none-1").status == 404
+    page = server.ask(f"/compare?run={trained}&run={slower}").text
+    assert found["finding"][1:] in page and 'class="curve-1"' in page
+    assert f'value="{trained}"' in server.ask(f"/compare?run={trained}").text
+    assert server.ask(f"/compare?run={trained}&run=none-1").status == 404
 
 
 def test_the_first_answer_about_a_long_record_has_all_of_its_steps(server: Server) -> None:
@@ -206,7 +276,22 @@ def test_a_workload_is_planned_on_a_page(server: Server) -> None:
     assert text[0].split(">", 1)[1] in page.text, "the form has the text again, and not its line ends in other signs"
 
 
-@pytest.mark.parametrize("path", ["/", "/nodes", "/costs", "/compare", "/plan", "/submit", "/login", "/static/live.js"])
+def test_a_plan_is_made_of_fields_which_the_page_keeps_beside_the_run_file(server: Server) -> None:
+    fields = "model=llama-2-7b&cluster=4+nodes+of+DGX+H100&sequence_length=4096&global_batch=256&train_for=2B+tokens"
+    page = server.ask("/plan", method="POST", body=f"{fields}&precision=bf16&deadline=3h&budget=")
+    assert page.status == 200, page.text[-3000:]
+    assert "<svg" in page.text and "4 nodes of DGX H100" in page.text
+    text = html.unescape(re.findall(r"<textarea.*?>(.*?)</textarea>", page.text, re.DOTALL)[0])
+    assert "deadline: 3h" in text and "budget" not in text and "global_batch: 256" in text
+    assert 'name="deadline" value="3h"' in page.text
+    wrong = server.ask("/plan", method="POST", body="model=%3Cb%3E&cluster=x&train_for=1")
+    assert wrong.status == 422 and "<b>" not in wrong.text and 'value="&lt;b&gt;"' in wrong.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/sweeps", "/nodes", "/costs", "/compare", "/plan", "/submit", "/login", "/static/live.js"],
+)
 def test_every_page_opens(server: Server, path: str) -> None:
     assert server.ask(path).status == 200
 
@@ -217,6 +302,16 @@ def test_costs_are_by_month_and_owner(server: Server) -> None:
     assert len(months) <= 2  # a month may end meanwhile
     assert sum(month["jobs"] for month in months) >= 1
     assert sum(month["core_hours"] for month in months) > 0
+
+
+def test_costs_are_summed_by_team_and_month_without_owners(server: Server) -> None:
+    submitted(server, "true", name="summed")
+    page = server.ask("/costs?by=team").text
+    assert '<a href="/costs?by=team" aria-current="true">month and team</a>' in page
+    headings = re.findall(r"<th\b.*?>(.*?)</th>", page)
+    assert "month" in headings and "owner" not in headings and "core hours" in headings
+    wrong = server.ask("/costs?by=teams")
+    assert wrong.status == 422 and "did you mean `team`?" in html.unescape(wrong.text)
 
 
 def test_a_change_of_a_run_is_an_event_of_the_live_stream(server: Server, trained: str) -> None:

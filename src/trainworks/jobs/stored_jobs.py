@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
 _SEARCHED = ("run_id", "owner", "engine", "reason", "detail", "cause")
 """Columns in which `search` looks for a text."""
+ORDERS = {
+    "job": "id",
+    "run": "run_id",
+    "state": "state",
+    "owner": "owner",
+    "engine": "engine",
+    "priority": "priority",
+    "submitted": "submitted_at",
+    "started": "started_at",
+    "ended": "ended_at",
+}
+"""Name of an order of `search` -> its column."""
 
 
 class StoredJobs:
@@ -75,12 +87,16 @@ class StoredJobs:
         before: int | None = None,
         array: str | None = None,
         one_per_array: bool = False,
+        order: str = "job",
+        ascending: bool = False,
+        skip: int = 0,
     ) -> list[JobRow]:
         """Jobs, newest first: only those that meet each condition that is given.
 
         `text` is in their run, owner, engine, or the reason why they wait or ended. At most `limit` have a number
         smaller than `before`, to page on from the last one. `one_per_array` leaves of each array only the newest of
-        these jobs.
+        these jobs. `order` is one of `ORDERS`; jobs without a value come last, and of equal ones the newest first. The
+        first `skip` are left out.
         """
         values: dict[str, object] = {}
         wanted = {"engine": engine, "owner": owner, "uid": uid, "host": host, "name": name, "array": array}
@@ -97,10 +113,12 @@ class StoredJobs:
         if one_per_array:
             newest = _statement("SELECT max(id) FROM jobs", [*where, '"array" IS NOT NULL'], 'GROUP BY "array"')
             where.append(f'("array" IS NULL OR id IN ({newest}))')
-        query = _statement("SELECT * FROM jobs", where, "ORDER BY id DESC")
+        column, direction = ORDERS[order], "ASC" if ascending else "DESC"
+        by = f"{column} IS NULL, {column} {direction}, id DESC" if column != "id" else f"id {direction}"
+        query = _statement("SELECT * FROM jobs", where, f"ORDER BY {by}")
         if limit is not None:
-            query += " LIMIT :limit"
-            values["limit"] = limit
+            query += " LIMIT :limit OFFSET :skip"
+            values |= {"limit": limit, "skip": skip}
         return [job_of_row(row) for row in self._rows(query, values)]
 
     def array_states(self, arrays: Iterable[str]) -> dict[str, dict[JobState, int]]:

@@ -20,6 +20,8 @@ COLUMNS = (
     "overflow",
 )
 """Numbers of a row; NaN where a row lacks the value."""
+CURVES = (*COLUMNS, "tokens_per_s", "accuracy", "eval_loss", "eval_accuracy")
+"""Numbers of a row that a curve can show: columns, and what follows from them."""
 _SKIPPED = (*FAULTS, "loss_scale")
 EVALUATION_COLUMNS = ("evaluation_s", "eval_loss", "eval_accuracy", "eval_samples")
 """Numbers of a row whose step was evaluated; NaN in every other row."""
@@ -93,6 +95,16 @@ class Steps:
     def training_s(self) -> Floats:
         """Duration of each step without the evaluation and the callbacks after it."""
         return self["step_s"] - np.nan_to_num(self["evaluation_s"]) - np.nan_to_num(self["callback_s"])
+
+    @property
+    def tokens_per_s(self) -> Floats:
+        """Throughput of each step; NaN where its tokens or its duration are not known."""
+        seconds = self.training_s
+        return np.divide(self["tokens"], seconds, out=np.full(len(self), np.nan), where=seconds > 0)
+
+    def curve(self, name: str) -> Floats:
+        """Values of one of `CURVES`."""
+        return self.tokens_per_s if name == "tokens_per_s" else self[name]
 
     @property
     def planned_parts_s(self) -> Floats:
@@ -249,6 +261,20 @@ def _number(value: object) -> float:
         return float(value) if isinstance(value, float | int) else np.nan
     except OverflowError:
         return np.nan
+
+
+def trailing_mean(values: Floats, width: int) -> Floats:
+    """Mean of each value and the `width - 1` before it, of those that are finite; fewer at the beginning.
+
+    >>> trailing_mean(np.array([1.0, 3.0, np.nan, 5.0]), 2).tolist()
+    [1.0, 2.0, 3.0, 5.0]
+    """
+    finite = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(finite)])
+    begins = np.maximum(np.arange(1, len(values) + 1) - width, 0)
+    number = counts[1:] - counts[begins]
+    return np.divide(sums[1:] - sums[begins], number, out=np.full(len(values), np.nan), where=number > 0)
 
 
 def thinned(values: Sequence[float] | Floats, limit: int) -> NDArray[np.intp]:

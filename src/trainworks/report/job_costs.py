@@ -93,28 +93,33 @@ def document(usage: Usage) -> Document:
 
 
 def _bars(held: Sequence[HeldTime], *, uses_accelerators: bool) -> Plot:
-    """Hours by month, stacked by owner: of accelerators, or of cores where no job has any."""
+    """Hours by month, stacked by owner, or by team in a sum over owners: of accelerators, or of cores without any."""
     from trainworks.report.rendering.plots import Bar, Bars, Segment  # noqa: PLC0415, a sum of hours does without
 
-    by_owner = {each.owner: 0.0 for each in held}
+    hours = {_holder(each): 0.0 for each in held}
     for each in held:
-        by_owner[each.owner] += _hours(each, uses_accelerators)
-    ranked = sorted(by_owner, key=by_owner.__getitem__, reverse=True)
+        hours[_holder(each)] += _hours(each, uses_accelerators)
+    ranked = sorted(hours, key=hours.__getitem__, reverse=True)
     fills = dict(zip(ranked, (*_FILLS, *("idle" for _ in ranked)), strict=False))
     bars = []
     for month in dict.fromkeys(each.month for each in held):
         own = [each for each in held if each.month == month]
         segments = [
             Segment(
-                each.owner,
+                _holder(each),
                 _hours(each, uses_accelerators),
                 f"{_hours(each, uses_accelerators):,.0f} h",
-                fills[each.owner],
+                fills[_holder(each)],
             )
-            for each in sorted(own, key=lambda each: ranked.index(each.owner))
+            for each in sorted(own, key=lambda each: ranked.index(_holder(each)))
         ]
         bars.append(Bar(month, f"{sum(each.value for each in segments):,.0f} h", segments))
     return Bars(bars, is_compact=True)
+
+
+def _holder(held: HeldTime) -> str:
+    """The owner; the team in a sum over owners."""
+    return held.owner or held.team or "all"
 
 
 def _hours(held: HeldTime, uses_accelerators: bool) -> float:

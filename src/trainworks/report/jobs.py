@@ -63,7 +63,7 @@ def list_document(
     """
     of_several = any(job.uid != user_id() or _is_elsewhere(job) for job in jobs)
     teams = [job.team for job in jobs]
-    owners = [f"{job.owner} on {job.host}" if _is_elsewhere(job) else job.owner for job in jobs]
+    owners = [owner_text(job) for job in jobs]
     more = {
         **({"owner": owners} if of_several else {}),
         **({"team": teams} if any(teams) else {}),
@@ -71,7 +71,9 @@ def list_document(
     }
     columns = left(*_COLUMNS, *more, wrap=True)
     lines = [
-        _array_row(job, arrays[job.spec.array or ""], now) if job.spec.array in arrays else _row(job, now, address)
+        _array_row(job, arrays[job.spec.array or ""], now)
+        if job.spec.array in arrays
+        else [job_cells(job, now, address)[name] for name in _COLUMNS]
         for job in jobs
     ]
     rows = [[*line, *rest] for line, *rest in zip(lines, *more.values(), strict=True)]
@@ -82,21 +84,26 @@ def _is_elsewhere(job: JobRow) -> bool:
     return job.host not in (None, this_host())
 
 
-def _row(job: JobRow, now: float, address: str) -> list[Cell]:
+def owner_text(job: JobRow) -> str:
+    """The owner, with the machine of a job whose queue is elsewhere."""
+    return f"{job.owner} on {job.host}" if _is_elsewhere(job) else job.owner
+
+
+def job_cells(job: JobRow, now: float, address: str) -> dict[str, Cell]:
+    """What a line of a list shows of a job, by column; `address` is that of `list_document`."""
     reachable = "" if job.reachable else " (not reached)"
-    why = ": ".join(part for part in (job.reason, job.detail) if part) or job.end.cause or ""
     starts = format_duration(max(0.0, job.starts_at - now)) if job.starts_at else ""
-    return [
-        str(job.id),
-        Styled(job.run_id, href=address.format(job.id)),
-        f"{job.engine} {job.handle or ''}".strip(),
-        Styled(f"{job.state}{reachable}{_idle(job, now)}", STATE_STYLES.get(job.state, "")),
-        why,
-        f"in {starts}" if starts else f"{job.position}." if job.position else "",
-        _nodes(job) or str(job.spec.max_nodes),
-        str(job.priority),
-        _time(job, now),
-    ]
+    return {
+        "job": str(job.id),
+        "run": Styled(job.run_id, href=address.format(job.id)),
+        "engine": f"{job.engine} {job.handle or ''}".strip(),
+        "state": Styled(f"{job.state}{reachable}{_idle(job, now)}", STATE_STYLES.get(job.state, "")),
+        "why": ": ".join(part for part in (job.reason, job.detail) if part) or job.end.cause or "",
+        "starts": f"in {starts}" if starts else f"{job.position}." if job.position else "",
+        "nodes": _nodes(job) or str(job.spec.max_nodes),
+        "prio": str(job.priority),
+        "time": _time(job, now),
+    }
 
 
 def _array_row(job: JobRow, states: Mapping[JobState, int], now: float) -> list[Cell]:

@@ -1,11 +1,7 @@
-"""View of a running run: a table that stays in place on a terminal, plain lines anywhere else, and a page."""
+"""View of a running run: a table that stays in place on a terminal, and plain lines anywhere else."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -23,14 +19,10 @@ from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import STEP_PARTS, MetricsRow, named_figures
 from trainworks.recover.failures import is_consequence
 from trainworks.report.data import chat_line
-from trainworks.report.rendering.document import Block, Cell, Document, Preformatted, Section, Styled, Table, Text, left
-from trainworks.report.rendering.renderer import build_document
 from trainworks.report.runs import run_progress as observed
-from trainworks.report.runs.summary import Report
 from trainworks.units import format_bytes, format_count, format_duration
 
 _LINE_S = 5.0
-_MOST_EVENTS = 60
 
 
 class LineView:
@@ -213,67 +205,3 @@ def _idle_line(event: IdleEvent | BusyEvent) -> str:
     used = [f"{share:.0%} of the accelerators"] if share is not None else []
     used.append(f"{event['cpu_cores']:.2g} cores")
     return f"idle for {format_duration(event['t'] - event['since'])}: it uses {' and '.join(used)}"
-
-
-def run_document(
-    report: Report, events: Sequence[Event], *, job: Sequence[Section] = (), logs: Sequence[tuple[str, str]]
-) -> Document:
-    """The report with the sections of its job, its events, and links to its logs by name and address."""
-    whole = build_document(report)
-    links: list[Cell] = []
-    for name, address in logs:
-        links += [Styled(name, href=address), "  "]
-    return replace(
-        whole,
-        sections=[
-            *whole.sections,
-            *(Section("Job", section.blocks) for section in job),
-            Section("Events", _story(events)),
-            Section("Logs", [Text(links)] if links else []),
-        ],
-    )
-
-
-def _story(events: Sequence[Event]) -> list[Block]:
-    """The newest events first, as a reader wants to hear of them."""
-    told = []
-    for event in events:
-        with suppress(KeyError, TypeError, ValueError):  # of another version
-            if text := _told(event) or event_line(event):
-                told.append((float(event["t"]), text))
-    if not told:
-        return []
-    began = told[0][0]
-    rows = [
-        [f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}", f"+{format_duration(at - began)}", text]
-        for at, text in reversed(told[-_MOST_EVENTS:])
-    ]
-    caption = f"The last {_MOST_EVENTS} of {len(told):,}." if len(told) > _MOST_EVENTS else ""
-    return [Table([*left("time (UTC)", "since the start"), *left("event", wrap=True)], rows, caption=caption)]
-
-
-def _told(event: Event) -> str | None:
-    """An event that a terminal leaves out, because it shows it otherwise."""
-    match event["kind"]:
-        case "submitted":
-            return f"submitted: {event['nodes']} x {event['processes_per_node']} ranks"
-        case "state":
-            return ": ".join(filter(None, (event["state"], event.get("message"))))
-        case "attempt" if not event.get("resumed_from_step"):
-            return f"attempt {event['attempt']}: {event['world_size']} ranks have met"
-        case "finished" | "stopped":
-            return f"{event['kind']} after step {event['step']:,}"
-        case "stop_requested":
-            return f"stop requested: {event['reason']}"
-    return None
-
-
-def log_document(run: str, log: str, lines: Sequence[str], *, text: str, level: str, is_cut: bool) -> Document:
-    """The last lines of a log, those with a text or from a level on if these were wanted."""
-    conditions = [f"with `{text}`"] if text else []
-    conditions += [f"of level {level} or above"] if level else []
-    found = f"{len(lines):,} lines {' and '.join(conditions)}" if conditions else f"The last {len(lines):,} lines"
-    blocks: list[Block] = [Text(f"{found}{'; earlier ones are left out' if is_cut else ''}.", "dim")]
-    if lines:
-        blocks.append(Preformatted("\n".join(lines)))
-    return Document(f"{run}: {log}", "log", [Section("", blocks)])

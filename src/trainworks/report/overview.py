@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -31,7 +32,9 @@ _QUIET_S = 60.0
 """Age of the last step from which it is coloured, at least; a slow run has a multiple of its step."""
 _QUIET_STEPS = 20
 _COLUMNS, _BOX, _GAP = 8, 112, 10
-_HEAD, _HEIGHT = 26, 58
+_HEAD, _HEIGHT = 26, 74
+_WORD_AT = 65
+"""Baseline of the state of a node in its box."""
 _CELL, _CELLS = 11, 8
 _MOST_CELLS = 16
 """Accelerators, or cores of a node without any, that are drawn one by one; of more the share is drawn."""
@@ -171,6 +174,22 @@ def _accelerator(load: AcceleratorLoad) -> list[str]:
     ]
 
 
+def nodes_summary(nodes: Sequence[NodeStatus]) -> str:
+    """How many nodes are in service, drained and down, and how many accelerators are free, in one line.
+
+    >>> nodes_summary([NodeStatus("a", "free", accelerators=8), NodeStatus("b", "drained", accelerators=8)])
+    '2 nodes: 1 in service, 1 drained; 8 of 8 accelerators in service are free'
+    """
+    serving = [node for node in nodes if node.state in ("free", "mixed", "taken")]
+    others = Counter(node.state for node in nodes if node not in serving)
+    counts = [f"{len(serving)} in service", *(f"{count} {state}" for state, count in sorted(others.items()))]
+    text = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}: {', '.join(counts)}"
+    if whole := sum(node.accelerators for node in serving):
+        free = whole - sum(node.accelerators_taken for node in serving)
+        text += f"; {free:,} of {whole:,} accelerators in service are free"
+    return text
+
+
 def cluster_picture(nodes: Sequence[NodeStatus]) -> Element | None:
     """The picture: a switch over its nodes, and a cell per accelerator; None without nodes."""
     if not nodes:
@@ -208,11 +227,15 @@ def _group(switch: str | None, nodes: Sequence[NodeStatus], top: int) -> Iterato
 
 
 def _node(node: NodeStatus, x: int, y: int) -> Element:
-    is_well = node.state in ("free", "mixed", "taken")
-    box = element("rect", css="node" if is_well else "node is-ill", x=x, y=y, width=_BOX, height=_HEIGHT, rx=4)
+    css = {"draining": "node is-ill is-drained", "drained": "node is-ill is-drained"}
+    css |= dict.fromkeys(("free", "mixed", "taken"), "node")
+    box = element("rect", css=css.get(node.state, "node is-ill"), x=x, y=y, width=_BOX, height=_HEIGHT, rx=4)
     name = node.name if len(node.name) <= 15 else f"{node.name[:14]}…"
     label = element("text", css="name", x=x + 8, y=y + 17, text=name)
-    return with_title(element("g", box, label, *_cells(node, x + 8, y + 26)), _words(node))
+    failures = node.history.failures if node.history else 0
+    state = f"{node.state}, failed {failures}x" if failures else node.state
+    said = element("text", css="worn" if failures else "said", x=x + 8, y=y + _WORD_AT, text=state)
+    return with_title(element("g", box, label, *_cells(node, x + 8, y + 26), said), _words(node))
 
 
 def _cells(node: NodeStatus, x: int, y: int) -> Iterator[Element]:
@@ -239,4 +262,6 @@ def _words(node: NodeStatus) -> str:
         else f"{node.cores_taken:g} of {node.cores:g} cores"
     )
     why = f", {node.reason}" if node.reason else ""
+    if node.history and node.history.failures:
+        why += f", failed {node.history.failures} times under earlier jobs"
     return f"{node.name} {node.state}, {held} held{why}"

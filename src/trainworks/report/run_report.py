@@ -143,8 +143,10 @@ def _loss(report: Report) -> list[Block]:
     held_out = sets or ({"held-out loss": curves.eval_loss} if curves.eval_loss else {})
     right = {"held-out accuracy": curves.eval_accuracy} if curves.eval_accuracy else {}
     return [
-        *_step_chart(report, "Loss", f"{unit}, over optimizer steps. {text}", curves.loss, held_out=held_out),
-        *_step_chart(report, "Accuracy", share, curves.accuracy, floor=0.0, held_out=right),
+        *_step_chart(
+            report, "Loss", f"{unit}, over optimizer steps. {text}", curves.loss, held_out=held_out, metric="loss"
+        ),
+        *_step_chart(report, "Accuracy", share, curves.accuracy, floor=0.0, held_out=right, metric="accuracy"),
     ]
 
 
@@ -161,6 +163,7 @@ def _throughput(report: Report) -> list[Block]:
         rules=[Rule("y", planned, f"planned {format_count(planned)}")] if planned else [],
         bands=[ShadedRange(*interval, "80 % interval of the plan")] if interval else [],
         floor=0.0,
+        metric="tokens_per_s",
     )
 
 
@@ -174,6 +177,7 @@ def _step_chart(
     bands: Sequence[ShadedRange] = (),
     floor: float | None = None,
     held_out: Mapping[str, Sequence[Point]] | None = None,
+    metric: str = "",
 ) -> list[Block]:
     """A chart over the steps, with its restarts and checkpoints; nothing without a point."""
     steps = [step for points in (*(line.points for line in lines), *(held_out or {}).values()) for step, _ in points]
@@ -202,6 +206,7 @@ def _step_chart(
             *(held_out_key(place, name) for place, name in enumerate(held_out or ())),
             *(("key interval-key", band.title) for band in bands),
         ],
+        metric=metric,
     )
     return [Text(text, "dim"), chart]
 

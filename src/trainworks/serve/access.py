@@ -69,6 +69,8 @@ class Access(_Strict):
 
     tokens: Mapping[Literal["viewer", "submitter", "admin"], str] = {}
     proxy: ProxyAccess | None = None
+    hosts: tuple[str, ...] = ()
+    """Names by which browsers reach the server, besides that of its machine: `train.example.org`, without a port."""
 
     @model_validator(mode="after")
     def _check(self) -> Access:

@@ -1,12 +1,14 @@
-"""What every request passes: size, origin and token; and the headers that every answer gets."""
+"""What every request passes: host, size, origin and token; and the headers that every answer gets."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import ipaddress
+from collections.abc import Awaitable, Callable, Collection
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from fastapi import Depends
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
@@ -16,7 +18,7 @@ from trainworks.serve.access import Access, Visitor
 
 MOST_BODY_BYTES = 1 << 20
 _READS = ("GET", "HEAD", "OPTIONS")
-_OPEN_PATHS = ("/login", "/static/site.css")
+_ASSETS = "/static/"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -34,16 +36,26 @@ class RequestGuard:
     """ASGI middleware; `request.state.visitor` is the visitor afterwards.
 
     `cookie` is the name of the one with the token; ports of a host share cookies, so it has the port in it.
-    `is_encrypted`: browsers connect by TLS. `refuse` makes the answer to a request without a valid token.
+    `is_encrypted`: browsers connect by TLS. `hosts` are the names by which browsers may reach the server, besides
+    `localhost` and every address: a page of another site whose name was pointed at this machine has another name.
+    `refuse` makes the answer to a request without a valid token.
     """
 
     def __init__(
-        self, app: ASGIApp, *, access: Access, cookie: str, is_encrypted: bool, refuse: Callable[[Request], Response]
+        self,
+        app: ASGIApp,
+        *,
+        access: Access,
+        cookie: str,
+        is_encrypted: bool,
+        hosts: Collection[str],
+        refuse: Callable[[Request], Response],
     ) -> None:
         self._app = app
         self._access = access
         self._cookie = cookie
         self._is_encrypted = is_encrypted
+        self._hosts = {"localhost", *(name.lower() for name in hosts)}
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,12 +73,17 @@ class RequestGuard:
 
     async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
         request, headers = Request(scope, receive), Headers(scope=scope)
+        if not is_host_of(headers, self._hosts):
+            known = ", ".join(sorted(self._hosts))
+            text = f"this server is not the host of the request: it is {known}, or an address\n"
+            return PlainTextResponse(f"{text}hint: add the name to `hosts` in the access file\n", 421)
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
             return PlainTextResponse("the request is too large\n", 413)
         if request.method not in _READS and not is_same_origin(headers):
             return PlainTextResponse("the request comes from a page of another site\n", 403)
-        if request.url.path in _OPEN_PATHS:
+        path = scope["path"]
+        if path == "/login" or (path.startswith(_ASSETS) and request.method in _READS):
             return await self._sign_in(request) if request.method == "POST" else None
         visitor = self._visitor(headers)
         scope.setdefault("state", {})["visitor"] = visitor
@@ -95,6 +112,28 @@ class RequestGuard:
         answer = RedirectResponse(f"{path}?{urlencode(rest)}" if rest else path, 303)
         answer.set_cookie(self._cookie, token, httponly=True, samesite="lax", secure=self._is_encrypted, path="/")
         return answer
+
+
+def is_host_of(headers: Headers, names: Collection[str]) -> bool:
+    """Whether a request is for one of these names, or for an address: no other site can have an address as its name.
+
+    >>> is_host_of(Headers({"host": "[::1]:8765"}), ["localhost"])
+    True
+    >>> is_host_of(Headers({"host": "rebound.example:8765"}), ["localhost"])
+    False
+    """
+    given = headers.getlist("host")
+    try:
+        name = urlsplit(f"//{given[0]}").hostname if len(given) == 1 else None
+    except ValueError:
+        return False
+    if name is None or name in names:
+        return name is not None
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def is_same_origin(headers: Headers) -> bool:
@@ -148,3 +187,7 @@ def visitor_of(request: Request) -> Visitor:
     visitor: Any = request.state.visitor
     assert isinstance(visitor, Visitor)
     return visitor
+
+
+VisitorOf = Annotated[Visitor, Depends(visitor_of)]
+"""The visitor, as an argument of a route."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, Path, Query, Response
+from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 
@@ -15,19 +15,17 @@ from trainworks.api.jobs import Attempt, JobRow
 from trainworks.api.nodes import NodeStatus
 from trainworks.api.observing.job_board import JobQuery, JobsFound
 from trainworks.api.observing.logs import LEVELS, LogPart, last_lines, log_names
-from trainworks.api.observing.run_views import COLUMNS
+from trainworks.api.observing.run_views import CURVES, SavedCheckpoint
 from trainworks.api.observing.why import Diagnosis, diagnosis_of
 from trainworks.errors import TrainworksError, UsageError, suggest
 from trainworks.report.job_costs import HeldTime
 from trainworks.report.runs.run_comparison import RunComparison
 from trainworks.report.runs.summary import Report
-from trainworks.serve.access import Visitor
-from trainworks.serve.guard import visitor_of
+from trainworks.serve.guard import VisitorOf
 from trainworks.serve.site import MachineState, Site
 
 Name = Annotated[str, Path(min_length=1, max_length=200, description="Number of a job, or id of its run.")]
 Whole = Annotated[int | None, Query(ge=1, le=2**53)]
-VisitorOf = Annotated[Visitor, Depends(visitor_of)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +44,6 @@ class JobWithAttempts:
 
     job: JobRow
     attempts: list[Attempt]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedCheckpoint:
-    """A checkpoint that was written completely."""
-
-    step: int
-    at: float
-    """Seconds since the epoch."""
-    size_bytes: int | None
-    stall_s: float | None
-    """Time for which it held up the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +104,11 @@ def _job_routes(router: APIRouter, site: Site) -> None:
         text: Annotated[str, Query(max_length=100, description="In run, owner, engine or reason.")] = "",
         before: Whole = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 50,
+        order: Annotated[str, Query(max_length=20, description="A column, the largest first after a `-`.")] = "-job",
+        skip: Annotated[int, Query(ge=0, le=10**7, description="Leave out so many.")] = 0,
     ) -> JobsFound:
         """Jobs, the newest first; `next` is the `before` of the next page."""
-        return site.board.find(JobQuery(state, owner, text, before, limit))
+        return site.board.find(JobQuery(state, owner, text, before, limit, order, skip))
 
     @router.get("/jobs/{name}", tags=["jobs"])
     def describe_job(name: Name) -> JobWithAttempts:
@@ -173,30 +161,28 @@ def _run_routes(router: APIRouter, site: Site) -> None:
     @router.get("/runs/{run}/checkpoints", tags=["runs"])
     def list_checkpoints(run: Name) -> list[SavedCheckpoint]:
         """Every checkpoint that was completed, the oldest first; some may have been deleted since."""
-        return [
-            SavedCheckpoint(int(event["step"]), float(event["t"]), event.get("bytes"), event.get("stall_s"))
-            for event in site.view(run).events()
-            if event["kind"] == "checkpoint"
-        ]
+        return site.view(run).checkpoints()
 
 
 def _record_routes(router: APIRouter, site: Site) -> None:
     @router.get("/runs/{run}/metrics", tags=["runs"], response_model=dict[str, list[float | None]])
     def list_metrics(
         run: Name,
-        names: Annotated[str, Query(max_length=300, description=f"Some of {', '.join(COLUMNS)}.")] = "loss",
+        names: Annotated[str, Query(max_length=300, description=f"Some of {', '.join(CURVES)}.")] = "loss",
         points: Annotated[int, Query(ge=2, le=20_000)] = 1000,
         first: Annotated[int, Query(ge=0, le=2**53)] = 0,
         last: Whole = None,
+        lost: Annotated[bool, Query(description="The steps that a restart threw away instead.")] = False,
+        mean: Annotated[int, Query(ge=1, le=10**7, description="Each value is the mean of so many.")] = 1,
     ) -> Response:
         """Metrics of the steps that count, thinned so that the first name keeps its spikes; null is not a number."""
         wanted = tuple(name.strip() for name in names.split(","))
-        if unknown := [name for name in wanted if name not in COLUMNS]:
-            raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], COLUMNS))
-        view, key = site.view(run), (wanted, points, first, last)
+        if unknown := [name for name in wanted if name not in CURVES]:
+            raise UsageError(f"no metric `{unknown[0]}`", hint=suggest(unknown[0], CURVES))
+        view, key = site.view(run), (wanted, points, first, last, lost, mean)
 
         def compute() -> bytes:
-            return to_json(finite(view.metrics(wanted, points=points, first=first, last=last)))
+            return to_json(finite(view.metrics(wanted, points=points, first=first, last=last, lost=lost, mean=mean)))
 
         text = site.shared.get(("metrics", view.run.path, key), compute, stamp=view.stamp())
         return Response(text, media_type="application/json")

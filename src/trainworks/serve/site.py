@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
@@ -14,16 +14,21 @@ from trainworks.api.jobs import current_user
 from trainworks.api.nodes import NodeStatus, clusters_here, nodes
 from trainworks.api.observing.job_board import JobBoard
 from trainworks.api.observing.run_views import RunComparison, RunView, RunViews, compare_reports
-from trainworks.api.observing.top import MachineLoad, machine_load
+from trainworks.api.observing.top import LiveRun, LiveRuns, MachineLoad, machine_load
 from trainworks.api.proving.health import NodeHealth, health
 from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
 from trainworks.api.runs import prepare_resume, submit
+from trainworks.api.sweeping.read_sweep import SweepResult, read_sweep, sweep_names
 from trainworks.errors import NotOwnerError, UsageError
+from trainworks.report.pages.overlay import OverlaidRun
+from trainworks.report.runs.run_comparison import settings_of
 from trainworks.serve.access import Role, Visitor
 
 T = TypeVar("T")
 _MOST_ANSWERS = 512
+_MOST_CARDS = 12
+_CARDS_AGE_S = 2.0
 _LOAD_AGE_S, _HEALTH_AGE_S, _JOB_AGE_S, _DIAGNOSIS_AGE_S = 5.0, 300.0, 0.5, 30.0
 
 
@@ -79,9 +84,11 @@ class Site:
     """
 
     def __init__(self, folder: Path, submit_to: Path | None = None) -> None:
+        self._folder = folder
         self.board = JobBoard()
         self.views = RunViews(folder, self.board)
         self.shared = Shared()
+        self._live = LiveRuns(folder, self.board.live_run_dirs, with_waiting=False, most_runs=_MOST_CARDS)
         self._submit_to = submit_to
 
     def view(self, name: str) -> RunView:
@@ -91,6 +98,10 @@ class Site:
             UnknownRunError: no such run.
         """
         return self.shared.get(("view", name), lambda: self.views.view(name), age_s=_JOB_AGE_S)
+
+    def live_runs(self) -> tuple[LiveRun, ...]:
+        """The newest runs that hold nodes, of the queue and of the folder; two seconds old."""
+        return self.shared.get("live runs", self._live.runs, age_s=_CARDS_AGE_S)
 
     def diagnosis(self, name: str, diagnose: Callable[..., T]) -> T:
         """The diagnosis of a run by its metrics, at most half a minute old, because it takes a second."""
@@ -107,6 +118,39 @@ class Site:
             lambda: compare_reports([(view.run.resolved, view.report()) for view in views]),
             stamp=[view.stamp() for view in views],
         )
+
+    def overlay(self, names: Sequence[str], metric: str, *, points: int) -> list[OverlaidRun]:
+        """Runs with one curve of each.
+
+        Raises:
+            UnknownRunError: one of them does not exist.
+        """
+        views = [self.view(name) for name in names]
+        return self.shared.get(
+            ("overlay", metric, points, *names),
+            lambda: [
+                OverlaidRun(
+                    name,
+                    view.report(),
+                    settings_of(view.run.resolved),
+                    view.curves((metric,), points=points).get(metric, []),
+                )
+                for name, view in zip(names, views, strict=True)
+            ],
+            stamp=[view.stamp() for view in views],
+        )
+
+    def sweep(self, name: str) -> SweepResult:
+        """A sweep of the folder of runs, a few seconds old.
+
+        Raises:
+            UnknownRunError: no such sweep.
+        """
+        return self.shared.get(("sweep", name), lambda: read_sweep(name, folder=self._folder), age_s=_LOAD_AGE_S)
+
+    def sweeps(self) -> list[str]:
+        """Names of the sweeps of the folder of runs, the newest first."""
+        return self.shared.get("sweeps", lambda: sweep_names(self._folder), age_s=_LOAD_AGE_S)
 
     def nodes(self, cluster: str | None = None) -> list[NodeStatus]:
         """Nodes of this machine's queue, or of a cluster; a few seconds old.

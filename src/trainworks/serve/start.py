@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -47,6 +48,10 @@ def serve(
     url = f"http{'s' if certificate else ''}://{address}/"
     announce(url if access else f"{url}?token={allowed.tokens['admin']}")
     application = app.create_app(
-        Site(runs, submit_to), allowed, port=address.port, is_encrypted=certificate is not None
+        Site(runs, submit_to),
+        allowed,
+        port=address.port,
+        is_encrypted=certificate is not None,
+        hosts=(address.host, socket.gethostname()),
     )
     app.serve_forever(application, listening, certificate=certificate, key=key)

@@ -13,17 +13,18 @@ from trainworks.api.notices import Notify, warn
 from trainworks.backends.store_place import is_there_a_store, store_url
 from trainworks.backends.submission import submitted_runs
 from trainworks.catalog.exchange import usd_of
-from trainworks.errors import TrainworksError, UnknownRunError, UsageError
+from trainworks.errors import TrainworksError, UnknownRunError, UsageError, suggest
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.job_row import BilledAttempt, month_of
 from trainworks.jobs.state import parse_state
 from trainworks.jobs.store import JobStore, open_store
+from trainworks.jobs.stored_jobs import ORDERS
 from trainworks.record.events.log import read_events
 from trainworks.recover.failures import describe_failure, first_failure
 from trainworks.report.job_costs import HeldTime, Usage
 from trainworks.units import Money
 
-__all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound", "Usage", "usage"]
+__all__ = ["HeldTime", "JobBoard", "JobQuery", "JobsFound", "Usage", "UsageKey", "usage"]
 
 UsageKey = Literal["month", "user", "team"]
 
@@ -42,6 +43,22 @@ class JobQuery:
     before: int | None = None
     """Only jobs with a smaller number; to read on from the last one of a page."""
     limit: int = 50
+    order: str = "-job"
+    """One of `ORDERS`, the largest value first after a `-`."""
+    skip: int = 0
+    """Leave out so many, to read on in an order other than that of the numbers."""
+
+    def column(self) -> str:
+        """The order without its direction.
+
+        Raises:
+            UsageError: no such order.
+        """
+        name = self.order.removeprefix("-")
+        if name not in ORDERS:
+            hint = suggest(name, ORDERS, otherwise=f"one of {', '.join(ORDERS)}")
+            raise UsageError(f"no order `{self.order}`", hint=hint)
+        return name
 
     def states(self) -> Sequence[JobState] | None:
         """The wanted states; None for all of them.
@@ -64,9 +81,11 @@ class JobsFound:
 
     jobs: list[JobRow]
     next: int | None
-    """`before` of the next page; None on the last one."""
+    """`before` of the next page in the order of the numbers; None on the last one."""
     counts: dict[str, int]
     """Jobs of the whole store by state."""
+    has_more: bool = False
+    """True if there is a next page."""
 
 
 class JobBoard:
@@ -88,7 +107,7 @@ class JobBoard:
         Raises:
             UsageError: no such state.
         """
-        states, store = query.states(), self._opened()
+        states, column, store = query.states(), query.column(), self._opened()
         if store is None:
             return JobsFound([], None, {})
         rows = store.search(
@@ -97,10 +116,14 @@ class JobBoard:
             text=query.text,
             before=query.before,
             limit=query.limit + 1,
+            order=column,
+            ascending=not query.order.startswith("-"),
+            skip=query.skip,
         )
         shown = rows[: query.limit]
         counts = {str(state): count for state, count in sorted(store.counts().items())}
-        return JobsFound(shown, shown[-1].id if len(rows) > len(shown) else None, counts)
+        has_more = len(rows) > len(shown)
+        return JobsFound(shown, shown[-1].id if has_more and query.order == "-job" else None, counts, has_more)
 
     def job(self, name: str) -> Job:
         """The job of a number or a run id.
@@ -114,16 +137,20 @@ class JobBoard:
             raise UnknownRunError(f"no job `{name}`", hint="see the list of jobs")
         return Job(store, row, self._notify)
 
+    def live_run_dirs(self) -> list[str]:
+        """Run directories of the newest 200 jobs that have not ended."""
+        return [job.run_dir for job in self.find(JobQuery("live", limit=200)).jobs]
+
     def version(self) -> int:
         """Grows with every change of a job; 0 without a store."""
         store = self._opened()
         return 0 if store is None else store.version()
 
-    def usage(self) -> Usage:
-        """What jobs held, by month (UTC), user and team."""
+    def usage(self, by: Sequence[UsageKey] = get_args(UsageKey)) -> Usage:
+        """What jobs held, one sum for each value of `by`: the month (UTC), user and team."""
         store = self._opened()
         attempts = [] if store is None else store.billed_attempts()
-        return summed(attempts, get_args(UsageKey), self._clock.now())
+        return summed(attempts, by, self._clock.now())
 
     def _opened(self) -> JobStore | None:
         with self._lock:

@@ -18,7 +18,7 @@ from trainworks.observe.log_lines import LEVELS, LineReader, LogFilter, LogLine,
 from trainworks.system import IS_WINDOWS
 from trainworks.units import parse_duration
 
-__all__ = ["LEVELS", "LogLine", "LogPart", "RunLogs", "last_lines", "log_names", "logs"]
+__all__ = ["LEVELS", "LogLine", "LogPart", "RunLogs", "last_lines", "log_names", "log_sizes", "logs"]
 
 _POLL_S = 0.2
 _LOG_NAME = re.compile(r"(?:rank|node)-\d{1,7}|supervisor")
@@ -154,6 +154,15 @@ def log_names(run_dir: RunDir) -> list[str]:
     """Names of the logs that exist: ranks, then node agents, then the supervisor."""
     found = {path.stem for path in run_dir.logs.glob("*.log") if _LOG_NAME.fullmatch(path.stem)}
     return sorted(found, key=lambda name: (name.startswith("s"), name.startswith("n"), len(name), name))
+
+
+def log_sizes(run_dir: RunDir) -> dict[str, int]:
+    """Bytes of each log, in the order of `log_names`; of one that was just removed 0."""
+    sizes = {}
+    for name in log_names(run_dir):
+        path = run_dir.logs / f"{name}.log"
+        sizes[name] = path.stat().st_size if path.is_file() else 0
+    return sizes
 
 
 def last_lines(run_dir: RunDir, log: str, *, text: str = "", level: str = "", limit: int = 500) -> LogPart:

@@ -17,11 +17,20 @@ from trainworks.config.spec import is_run_id
 from trainworks.errors import TrainworksError, UnknownRunError
 from trainworks.record.events.log import Event, read_events_from
 from trainworks.record.history import returns_of
-from trainworks.record.metric_columns import COLUMNS, MetricColumns, thinned
+from trainworks.record.metric_columns import CURVES, Mask, MetricColumns, Steps, thinned, trailing_mean
+from trainworks.report.pages.run_tabs import SavedCheckpoint
 from trainworks.report.runs.run_comparison import RunComparison, compare_reports
 from trainworks.report.runs.summary import Report, build_report
 
-__all__ = ["COLUMNS", "RunComparison", "RunView", "RunViews", "compare", "compare_reports"]
+__all__ = [
+    "CURVES",
+    "RunComparison",
+    "RunView",
+    "RunViews",
+    "SavedCheckpoint",
+    "compare",
+    "compare_reports",
+]
 
 _MOST_VIEWS = 64
 _MOST_ROWS = 4_000_000
@@ -44,6 +53,7 @@ class RunView:
         self._report: Report | None = None
         self._report_of: object = None
         self._report_due = 0.0
+        self._lost: tuple[object, Mask] | None = None
 
     def __len__(self) -> int:
         """Rows of metrics that it keeps."""
@@ -96,18 +106,59 @@ class RunView:
             self._columns.look()
             return self._columns
 
-    def metrics(self, names: tuple[str, ...], *, points: int, first: int, last: int | None) -> dict[str, list[float]]:
-        """Columns of the steps that count, thinned so that the first of them keeps its spikes.
+    def checkpoints(self) -> list[SavedCheckpoint]:
+        """Every checkpoint that was completed, the oldest first; some may have been deleted since."""
+        return [
+            SavedCheckpoint(int(event["step"]), float(event["t"]), event.get("bytes"), event.get("stall_s"))
+            for event in self.events()
+            if event["kind"] == "checkpoint"
+        ]
 
-        Of the columns, `step` comes first anyway. Each has at most so many points. The last step is the newest when
-        None.
+    def metrics(
+        self,
+        names: tuple[str, ...],
+        *,
+        points: int,
+        first: int = 0,
+        last: int | None = None,
+        lost: bool = False,
+        mean: int = 1,
+    ) -> dict[str, list[float]]:
+        """Some of `CURVES` over the steps, thinned so that the first of them keeps its spikes; `step` comes first.
+
+        Args:
+            names: of the curves.
+            points: most values of each.
+            first: first step.
+            last: last step; the newest one when None.
+            lost: the steps that a restart threw away, instead of those that count.
+            mean: each value is the mean of so many, that of its own step the last.
         """
+        steps, is_lost = self._steps()
+        limit = np.inf if last is None else last
+        step = steps["step"]
+        wanted = steps.where((is_lost == lost) & (step <= limit))  # a mean may begin before the first step
+        values = {name: trailing_mean(wanted.curve(name), mean) if mean > 1 else wanted.curve(name) for name in names}
+        inside = np.flatnonzero(wanted["step"] >= first)
+        kept = inside[thinned(values[names[0]][inside], points)]
+        return {"step": wanted["step"][kept].tolist(), **{name: one[kept].tolist() for name, one in values.items()}}
+
+    def curves(self, names: tuple[str, ...], *, points: int) -> dict[str, list[tuple[float, float]]]:
+        """Step and value of each curve over all steps that count, thin enough to draw; none without a value."""
+        found = {}
+        for name in names:
+            columns = self.metrics((name,), points=points)
+            found[name] = list(zip(columns["step"], columns[name], strict=True))
+        return {name: curve for name, curve in found.items() if curve}
+
+    def _steps(self) -> tuple[Steps, Mask]:
+        """All rows, and for each whether a restart threw it away; kept, because zooming asks again and again."""
         with self._lock:
             steps, returns = self.all_metrics().steps(), returns_of(self.events())
-        limit = np.inf if last is None else last
-        chosen = steps.where(~steps.is_lost(returns) & (steps["step"] >= first) & (steps["step"] <= limit))
-        kept = chosen.where(thinned(chosen[names[0]], points))
-        return {name: kept[name].tolist() for name in ("step", *names)}
+            key = (len(steps), returns)
+            if self._lost is None or self._lost[0] != key:
+                self._lost = key, steps.is_lost(returns)
+            return steps, self._lost[1]
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from trainworks.api.nodes import backend_on
@@ -14,7 +14,7 @@ from trainworks.host.machine_load import MachineLoad, machine_load
 from trainworks.record.resolved import Plan
 from trainworks.report.overview import LiveRun, Overview
 
-__all__ = ["LiveRuns", "MachineLoad", "Overview", "machine_load", "top"]
+__all__ = ["LiveRun", "LiveRuns", "MachineLoad", "Overview", "machine_load", "top"]
 
 _ALL = 1_000_000
 
@@ -30,17 +30,33 @@ def top(folder: Path | str = "runs") -> Overview:
 
 
 class LiveRuns:
-    """Follows the runs of a folder; each look reads what their records have gained."""
+    """Follows the runs of a folder; each look reads what their records have gained.
 
-    def __init__(self, folder: Path | str = "runs") -> None:
-        self._watcher = RunWatcher(Path(folder), tuple, SystemClock(), with_waiting=True, keep_s=0.0, most_runs=_ALL)
+    `submitted`, `with_waiting` and `most_runs` are those of `RunWatcher`: runs elsewhere, waiting ones, and a limit.
+    """
+
+    def __init__(
+        self,
+        folder: Path | str = "runs",
+        submitted: Callable[[], Iterable[str]] = tuple,
+        *,
+        with_waiting: bool = True,
+        most_runs: int = _ALL,
+    ) -> None:
+        self._watcher = RunWatcher(
+            Path(folder), submitted, SystemClock(), with_waiting=with_waiting, keep_s=0.0, most_runs=most_runs
+        )
+
+    def runs(self) -> tuple[LiveRun, ...]:
+        """The live runs, the one that began last at the end."""
+        live = [_line(run) for run in reversed(self._watcher.watched())]
+        return tuple(line for line in live if line is not None)
 
     def look(self) -> Overview:
         """What runs now."""
-        live = [_line(run) for run in reversed(self._watcher.watched())]
         return Overview(
             at=time.time(),
-            runs=tuple(line for line in live if line is not None),
+            runs=self.runs(),
             nodes=tuple(backend_on(None).nodes()),
             machine=machine_load(),
         )

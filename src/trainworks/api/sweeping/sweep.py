@@ -16,6 +16,7 @@ import yaml
 from trainworks.api.run_handle import Run, backend_poller
 from trainworks.api.run_request import RunRequest, RunTarget, read_run
 from trainworks.api.runs import submit
+from trainworks.api.sweeping.read_sweep import trial_reports
 from trainworks.api.sweeping.search import Search, SearchName, make_search
 from trainworks.backends.registry import shares_files
 from trainworks.config.load import full_key, parse_run_file, with_settings
@@ -25,7 +26,7 @@ from trainworks.errors import TrainworksError, UsageError
 from trainworks.files import closing_handle, take_lock
 from trainworks.host.clock import Clock, SystemClock
 from trainworks.jobs.state import JobState
-from trainworks.plan.sweeps.pruning import Pruning, Reports, should_stop, smoothed
+from trainworks.plan.sweeps.pruning import Pruning, Reports, should_stop
 from trainworks.plan.sweeps.space import Choice, Space, parse_dimension
 from trainworks.record.events.log import read_events
 from trainworks.record.history import known_steps
@@ -274,7 +275,7 @@ class TrialRun:
         self._columns = MetricColumns(run.run_dir.metrics_file)
 
     def look(self) -> None:
-        """Read what was added to the record."""
+        """Ask the backend for the state, and read what was added to the record."""
         self._poll()
         self._columns.look()
 
@@ -292,15 +293,7 @@ class TrialRun:
 
     def reports(self) -> Reports:
         """Steps and costs so far; an accuracy counts as its negative."""
-        recorded = self._columns.steps()
-        steps = recorded.where(~recorded.is_lost())
-        if self._objective == "loss":
-            trained = steps.trained()
-            done = trained["step"].astype(int).tolist()
-            return smoothed(done, trained["loss"].tolist(), self.num_steps) if self.num_steps else []
-        name, sign = ("eval_accuracy", -1.0) if self._objective == "held-out accuracy" else ("eval_loss", 1.0)
-        evaluated = steps.evaluated()
-        return [(int(s), sign * v) for s, v in zip(evaluated["step"].tolist(), evaluated[name].tolist(), strict=True)]
+        return trial_reports(self._columns, self._objective, self.num_steps)
 
     def value(self) -> float | None:
         """The objective: the best evaluation, or the training loss of the last twentieth of the steps."""

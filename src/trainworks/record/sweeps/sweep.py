@@ -75,12 +75,16 @@ class SweepResult(Result):
     """Steps and costs of each trial by its number; an accuracy counts as its negative."""
     path: Path
 
+    def ranked(self) -> list[SweepTrial]:
+        """The trials that have a value, the best first."""
+        sign = -1.0 if self.definition.objective == "held-out accuracy" else 1.0
+        valued = [trial for trial in self.trials if trial.value is not None]
+        return sorted(valued, key=lambda trial: sign * (trial.value or 0.0))
+
     @property
     def best(self) -> SweepTrial | None:
         """The trial with the best value among those that trained to their end."""
-        sign = -1.0 if self.definition.objective == "held-out accuracy" else 1.0
-        ended = [trial for trial in self.trials if trial.state == "succeeded" and trial.value is not None]
-        return min(ended, key=lambda trial: sign * (trial.value or 0.0), default=None)
+        return next((trial for trial in self.ranked() if trial.state == "succeeded"), None)
 
 
 class SweepDir:

@@ -11,7 +11,7 @@ from trainworks.host.machine_load import MachineLoad
 from trainworks.measure.health.check import CheckResult
 from trainworks.measure.health.node_health import FleetHealth, NodeHealth
 from trainworks.recover.repairs import RepairEvent
-from trainworks.report.overview import cluster_picture, machine_blocks, nodes_document
+from trainworks.report.overview import cluster_picture, machine_blocks, nodes_document, nodes_summary
 from trainworks.report.rendering.document import Details, Document, Row, Section, Style, Styled, Table, Text, left
 from trainworks.report.rendering.plots import Drawing
 from trainworks.report.rendering.printable import printable
@@ -19,7 +19,10 @@ from trainworks.report.rendering.renderer import build_document, to_json
 
 _STYLES: dict[str, Style] = {"failed": "bad", "warning": "warning", "unknown": "warning", "ok": "good"}
 _STYLES_OF_STEPS: dict[str, Style] = {"back": "good", "out": "bad", "failed": "warning"}
-_KEY = "A cell is an accelerator, filled while a job holds it; a dashed node takes no jobs."
+_KEY = (
+    "A cell is an accelerator, filled while a job holds it. A dashed node takes no jobs; "
+    "`failed 2x` counts failures under earlier ones."
+)
 _LONGEST_NPD_BYTES = 80
 """max_output_length of node-problem-detector, which cuts the rest."""
 
@@ -159,6 +162,7 @@ def nodes_page(nodes: Sequence[NodeStatus], load: MachineLoad, health: NodeHealt
     rest = [Details(section.title, section.blocks) for section in others if section.blocks]
     return replace(
         queue,
+        about=nodes_summary(nodes),
         sections=[
             *drawing,
             *queue.sections,

@@ -29,6 +29,8 @@ class Styled:
     """Colour class of a small square before the text on a page, as in the key of a plot."""
     href: str = ""
     """Address that the text links to on a page."""
+    choice: str = ""
+    """Value of a checkbox before the text, on a page that has the form `chosen`."""
 
 
 Cell = str | Styled
@@ -124,6 +126,10 @@ class Column:
     """Columns of a terminal below which the table leaves this one out."""
     short_name: str = ""
     """Heading on a narrow terminal."""
+    href: str = ""
+    """Address of the page with the table in the order of this column."""
+    order: Literal["", "ascending", "descending"] = ""
+    """Set where the rows are in the order of this column."""
     only: Medium | None = None
 
 

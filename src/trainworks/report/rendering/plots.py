@@ -6,6 +6,7 @@ readable. Only the curves themselves are stretched, in a nested SVG whose stroke
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -93,6 +94,8 @@ class Chart(Plot):
     names: Sequence[tuple[str, str]] = ()
     """CSS class and name of each kind of mark."""
     is_tall: bool = False
+    metric: str = ""
+    """Metric of one run that the curves show, by its name in the API; empty for anything else."""
 
     def picture(self) -> Element | None:
         """The chart as `<svg>`; None without a curve or dot."""
@@ -170,6 +173,38 @@ class Chart(Plot):
     def _dot(self, dot: Dot) -> Element:
         cx, cy = percent(self.x.percent(dot.x)), percent(self._depth(dot.y))
         return with_title(element("circle", css=dot.css, cx=cx, cy=cy, r=dot.radius), dot.title)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveChart(Plot):
+    """A chart of one metric of runs that a script replaces by one to zoom in; the drawing stays where none runs."""
+
+    chart: Chart
+    runs: Sequence[str]
+    """Names of the runs in the API."""
+    metric: str
+
+    def picture(self) -> Element | None:
+        """The drawing, with what the script needs beside the values that it asks for; None without a curve or dot."""
+        chart, drawn = self.chart, self.chart.picture()
+        if drawn is None:
+            return None
+        held_out = [curve for curve in chart.curves if curve.css.startswith("eval-line")]
+        names = [name for css, name in chart.names if css.startswith("key eval-key")]
+        facts = {
+            "runs": list(self.runs),
+            "metric": self.metric,
+            "title": chart.title,
+            "marks": [[mark.step, mark.css, mark.title] for mark in chart.marks],
+            "bands": [[band.low, band.high, band.title] for band in chart.bands],
+            "rules": [[rule.value, rule.label] for rule in chart.rules if rule.axis == "y"],
+            "heldOut": [[name, list(curve.points)] for name, curve in zip(names, held_out, strict=False)],
+        }
+        return element("div", drawn, css="live-chart", data_chart=json.dumps(facts))
+
+    def key(self) -> Sequence[tuple[str, str]]:
+        """CSS class and name of each kind of mark in the drawing."""
+        return self.chart.names
 
 
 def step_path(points: Sequence[Point], top: float, last: float) -> list[Point]:

@@ -49,8 +49,7 @@ def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
     """Loss, accuracy and tokens/s of the effective steps, and of the lost ones of every attempt."""
     steps = metrics.steps()
     lost = steps.is_lost(returns_of(events))
-    step, attempt, step_s = steps["step"], steps["attempt"], steps.training_s
-    tokens_per_s = np.divide(steps["tokens"], step_s, out=np.full(len(steps), np.nan), where=step_s > 0)
+    step, attempt = steps["step"], steps["attempt"]
     stretches = [(int(one), lost & (attempt == one)) for one in np.unique(attempt[lost & np.isfinite(attempt)])]
 
     def lines(values: Floats) -> tuple[Line, ...]:
@@ -62,7 +61,7 @@ def build_curves(metrics: MetricColumns, events: Sequence[Event]) -> Curves:
     evaluated = effective.evaluated()
     return Curves(
         loss=lines(steps["loss"]),
-        tokens_per_s=lines(tokens_per_s),
+        tokens_per_s=lines(steps.tokens_per_s),
         eval_loss=_thin(evaluated["step"], evaluated["eval_loss"]),
         held_out=_named(evaluated.figures("evaluation")),
         accuracy=lines(steps["accuracy"]),

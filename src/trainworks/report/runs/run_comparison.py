@@ -93,8 +93,13 @@ def compare_reports(runs: Sequence[tuple[ResolvedRun, Report]]) -> RunComparison
     )
 
 
+def settings_of(resolved: ResolvedRun) -> dict[str, str]:
+    """What was wanted and what was found, by dotted name; secrets as fingerprints."""
+    return _flat(_configured(resolved))
+
+
 def _settings(one: ResolvedRun, other: ResolvedRun) -> Iterator[ComparedSetting]:
-    first, second = _flat(_configured(one)), _flat(_configured(other))
+    first, second = settings_of(one), settings_of(other)
     for name in dict.fromkeys([*first, *second]):
         if first.get(name) != second.get(name):
             yield ComparedSetting(name=name, first=first.get(name), second=second.get(name))

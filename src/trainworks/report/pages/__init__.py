@@ -1,0 +1,1 @@
+"""Results as the pages of a site show them."""

@@ -1,0 +1,90 @@
+"""Any number of runs over each other: one curve of each, their key figures, and the settings that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from trainworks.report import wording
+from trainworks.report.pages.run_tabs import metric_chart
+from trainworks.report.rendering.document import Block, Cell, Document, Section, Styled, Table, Text, left
+from trainworks.report.rendering.plots import LiveChart
+from trainworks.report.runs.part import MISSING
+from trainworks.report.runs.summary import Report
+
+METRICS: Mapping[str, str] = {
+    "loss": "Loss",
+    "eval_loss": "Held-out loss",
+    "accuracy": "Accuracy",
+    "eval_accuracy": "Held-out accuracy",
+    "tokens_per_s": "Throughput",
+    "grad_norm": "Gradient norm",
+    "lr": "Learning rate",
+    "step_s": "Step time",
+    "memory_peak_bytes": "Peak memory",
+}
+"""Curve that can be laid over those of other runs -> its title."""
+_NUM_COLOURS = 7
+"""Colours of lines in `site.css`; more runs begin again with the first, dashed where a script draws them."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverlaidRun:
+    """One of the runs."""
+
+    name: str
+    """The run in addresses."""
+    report: Report
+    settings: Mapping[str, str]
+    curve: Sequence[tuple[float, float]]
+    """Step and value of the metric, thin enough to draw."""
+
+
+def overlay_document(runs: Sequence[OverlaidRun], metric: str) -> Document:
+    """The curves, a row of figures per run, and a column of settings per run."""
+    return Document(
+        f"{len(runs)} runs" if len(runs) > 2 else " and ".join(run.report.run_id for run in runs),
+        "comparison",
+        [
+            overlay_section(runs, metric),
+            Section("Figures", [_figures_table(runs)]),
+            Section("Settings that differ", [_settings_table(runs)]),
+        ],
+    )
+
+
+def overlay_section(runs: Sequence[OverlaidRun], metric: str) -> Section:
+    """The curve of each run that has recorded the metric."""
+    drawn = [(number, run) for number, run in enumerate(runs) if run.curve]
+    missing = [run.report.run_id for run in runs if not run.curve]
+    blocks: list[Block] = []
+    if missing:
+        blocks.append(Text(f"Not recorded by {', '.join(missing)}.", "dim"))
+    if drawn:
+        lines = [(f"curve-{number % _NUM_COLOURS}", run.report.run_id, run.curve) for number, run in drawn]
+        blocks.append(LiveChart(metric_chart(METRICS[metric], lines), [run.name for _, run in drawn], metric))
+    return Section(METRICS[metric], blocks)
+
+
+def _figures_table(runs: Sequence[OverlaidRun]) -> Table:
+    """Runs below each other, so that many of them stay readable."""
+    figures = [{label: value for label, value, _ in wording.key_figures(run.report)} for run in runs]
+    labels = list(dict.fromkeys(label for each in figures for label in each))
+    rows: list[list[Cell]] = [
+        [
+            Styled(run.report.run_id, href=f"/runs/{run.name}"),
+            run.report.state,
+            *(each.get(label, MISSING) for label in labels),
+        ]
+        for run, each in zip(runs, figures, strict=True)
+    ]
+    return Table(left("run", "state", *labels), rows)
+
+
+def _settings_table(runs: Sequence[OverlaidRun]) -> Block:
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    differing = [name for name in names if len({run.settings.get(name) for run in runs}) > 1]
+    if not differing:
+        return Text("none", "dim")
+    rows = [[name, *(run.settings.get(name, MISSING) for run in runs)] for name in differing]
+    return Table(left("setting", *(run.report.run_id for run in runs), wrap=True), rows)
