@@ -56,18 +56,6 @@ def amount_bar(name: str, parts: Mapping[str, float | None], unit: str) -> Bar:
     return Bar(name, format_amount(sum(each.value for each in segments) or None, unit), segments)
 
 
-def headline(report: Report) -> str:
-    """First sentence of the report: why the run ended early, or the biggest difference from the plan."""
-    if report.state == "LOST":
-        return "The supervisor is gone without a last word"
-    if report.state == "FAILED":
-        return _failure_headline(report)
-    if report.comparison and report.comparison.findings:
-        finding = report.comparison.findings[0]
-        return finding[:1].upper() + finding[1:]
-    return "No steps have been recorded yet" if report.training and not report.training.steps_done else ""
-
-
 def failures_of(report: Report, attempt: ReportedAttempt | None) -> list[Failure]:
     """The failures of one attempt, their root first; of None, those outside any attempt."""
     own = [
@@ -218,13 +206,6 @@ def basis_text(comparison: Comparison) -> str:
 
 def _who(failure: Failure) -> str:
     return f"node {failure.node}" if failure.rank is None else f"rank {failure.rank}"
-
-
-def _failure_headline(report: Report) -> str:
-    roots = [failure for failure in report.failures if failure.is_root]
-    if not roots:
-        return f"The run failed: {report.cause or 'no cause was recorded'}"
-    return f"{_who(roots[-1]).capitalize()} failed: {roots[-1].cause}"
 
 
 def _loss_remark(done: Training) -> str:

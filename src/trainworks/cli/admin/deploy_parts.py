@@ -82,7 +82,7 @@ def verified(
             progress=lambda line: say(line, err=True),
         )
     show(accepted, as_json=as_json)
-    return int(accepted.verdict != "accepted")
+    return int(accepted.outcome != "accepted")
 
 
 def show_run(done: PlaybookRun, *, as_json: bool) -> None:

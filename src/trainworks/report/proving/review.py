@@ -27,7 +27,8 @@ def document(report: ReviewReport) -> Document:
     for finding in report.findings:
         blocks += _finding(finding, explain=finding.rule not in explained)
         explained.add(finding.rule)
-    return Document("Review", "review", [Section("", blocks), Section("", [Text(_summary(report))])])
+    sections = [Section("", blocks), Section("", [Text(_summary(report))])]
+    return Document("Review", "review", sections, verdict=report.verdict)
 
 
 @to_json.register

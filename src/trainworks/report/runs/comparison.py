@@ -22,6 +22,7 @@ from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
 from trainworks.recover.restarts import failures_survived
 from trainworks.report.runs.part import ReportPart
+from trainworks.results import ResultVerdict
 from trainworks.units import HOUR_S, format_bytes, format_duration, format_quantity
 
 Unit = Literal["s", "bytes", "per_s", "ratio", "Wh", "USD", "count", "value"]
@@ -102,6 +103,26 @@ class Comparison(ReportPart):
     """Median stall of one checkpoint; the plan does not predict it."""
     findings: tuple[str, ...]
     """One sentence per difference worth a sentence, the biggest first; one of agreement if there is none."""
+
+    def verdict(self, run_id: str) -> ResultVerdict:
+        """Whether the plan held, and what to do where it did not; of a run with at least one finding."""
+        figure, inside = self.findings[0], self._is_inside()
+        unless = "" if inside is None else f"its steps are {'inside' if inside else 'outside'} the plan's 80 % interval"
+        longer, memory = (each.relative or 0.0 for each in (self.run_time, self.memory))
+        slower = self.step_time.relative or 0.0
+        if max(longer, slower) >= AGREEMENT:
+            action = f"Ask `trainworks why {run_id}` what to mend"
+            return ResultVerdict(action, figure, unless, "go" if inside and longer < AGREEMENT else "check")
+        if memory >= AGREEMENT:
+            return ResultVerdict("Leave more memory free in the next plan", figure, unless, "check")
+        if min(longer, slower, memory) <= -AGREEMENT:
+            return ResultVerdict("Plan the next run with what this one measured", figure, unless)
+        return ResultVerdict("Trust the plan", figure, unless)
+
+    def _is_inside(self) -> bool | None:
+        """Whether the median step is inside the planned 80 % interval; None where one of the two is not known."""
+        measured, interval = self.tokens_per_s.measured, self.tokens_per_s_interval
+        return None if measured is None or interval is None else interval[0] <= measured <= interval[1]
 
 
 def build_comparison(
