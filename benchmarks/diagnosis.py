@@ -261,7 +261,9 @@ def write_corpus(folder: Path) -> Path:
     folder.mkdir()
     words = [f"{syllable}{number}" for number in range(40) for syllable in ("ba", "do", "ki", "lu", "me")]
     text = " ".join(words[(7 * index * index + index) % len(words)] for index in range(200_000))
-    (folder / "text.txt").write_text(text, encoding="utf-8")
+    for number in range(50):  # documents, some of which an evaluation holds out
+        part = text[number * len(text) // 50 : (number + 1) * len(text) // 50]
+        (folder / f"text-{number}.txt").write_text(part, encoding="utf-8")
     return folder
 
 

@@ -181,6 +181,31 @@ def test_a_long_start(planned: Planned) -> None:
     assert (cause.name, round(cause.lost_s)) == ("start", 900)
 
 
+def test_what_can_be_mended_comes_before_what_costs_more(planned: Planned) -> None:
+    run = planned(layout={"dp_replicate": 2, "micro_batch": 8})
+    cost_s = run.healthy.communication_s
+    run.train(STEPS, data_s=cost_s / 2)
+    causes = run.diagnose().causes
+    gains = [cause.mendable_s for cause in causes]
+    assert gains == sorted(gains, reverse=True)
+    assert causes[0].name in ("data", "small_batches")
+    assert all(cause.mendable_s <= cause.lost_s for cause in causes)
+
+
+def test_a_run_in_which_nothing_can_be_mended_is_left_as_it_is(planned: Planned) -> None:
+    diagnosis = planned().train(STEPS).diagnose()
+    left = diagnosis.model_copy(update={"causes": (), "start": None})
+    assert left.first is None and left.verdict.action == "Leave it as it is"
+    assert left.verdict.signal == "go"
+
+
+def test_the_start_comes_first_only_if_it_costs_more_than_all_that_lasts(planned: Planned) -> None:
+    run = planned(start_s=90.0)
+    few, many = run.train(20, data_s=1.0).diagnose(), run.train(200, data_s=1.0).diagnose()
+    assert few.first is few.start and few.verdict.action.startswith("Look at imports")
+    assert many.first is many.causes[0] and "Start-up" in str(many)
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [

@@ -43,7 +43,7 @@ class ClusterVerification(Result):
 
     @property
     def verdict(self) -> ResultVerdict:
-        """Which host to mend first, and by how many checks; or that all run what the stack says."""
+        """The check to mend first, and how many there are; or that all hosts run what the stack says."""
         hosts = format_counted(len({each.host for each in self.verdicts}), "host")
         for outcome in ("fail", "warn"):
             found = [each for each in self.verdicts if each.outcome == outcome]

@@ -60,10 +60,15 @@ def document(diagnosis: Diagnosis) -> Document:
 
 def _figures(diagnosis: Diagnosis) -> list[Fact]:
     start = diagnosis.start
+    beyond = f", {format_duration(start.mendable_s)} more than planned" if start and start.mendable_s else ""
     return [
         Fact("held", format_duration(diagnosis.held_s), "time that the accelerators were held"),
         Fact("lost", format_duration(diagnosis.lost_s), "to the causes below"),
-        *([] if start is None else [Fact("start-up", format_duration(start.lost_s), _of_the_start(start))]),
+        *(
+            []
+            if start is None
+            else [Fact("start-up", format_duration(start.lost_s), f"once, to the first step{beyond}")]
+        ),
         Fact("runtime goodput", format_percent(diagnosis.runtime_goodput), "productive / held time"),
         Fact("step", format_amount(diagnosis.step_s, "s"), _of_a_step(diagnosis)),
     ]
@@ -79,24 +84,17 @@ def _of_a_step(diagnosis: Diagnosis) -> str:
     return text
 
 
-def _of_the_start(start: LostTime) -> str:
-    beyond = f", {format_duration(start.mendable_s)} more than planned" if start.mendable_s else ""
-    return f"once, to the first step{beyond}"
-
-
 def _rows(diagnosis: Diagnosis) -> list[list[str]]:
-    rows: list[tuple[str, float, str]] = [(each.name, each.lost_s, _gain(each)) for each in diagnosis.causes]
+    rows: list[tuple[str, float, str]] = []
+    for each in diagnosis.causes:
+        gain = format_duration(each.mendable_s) if each.mendable_s else "none"
+        rows.append((each.name, each.lost_s, "?" if each.saves_s is None else gain))
     rows += [("smaller causes", diagnosis.small_s, "")] if diagnosis.small_s > 0 else []
     whole = diagnosis.held_s
     return [
         [name, format_duration(lost), format_percent(lost / whole), gain, FULL_BLOCK * round(_BAR_WIDTH * lost / whole)]
         for name, lost, gain in rows
     ]
-
-
-def _gain(cause: LostTime) -> str:
-    """The predicted gain; a question mark where it is not predicted."""
-    return "?" if cause.saves_s is None else format_duration(cause.mendable_s) if cause.mendable_s else "none"
 
 
 def _cause(cause: LostTime) -> Iterator[Block]:

@@ -54,7 +54,8 @@ to_json.register(Report, model_json)
 @build_document.register
 def document(report: Report) -> Document:
     """The whole report; sections without content are left out."""
-    texts = [report.message, f"hint: {report.hint}" if report.hint else None]
+    is_said = report.verdict.unless and report.verdict.signal == "stop"  # a failure ends its verdict with its hint
+    texts = [report.message, f"hint: {report.hint}" if report.hint and not is_said else None]
     sections = [
         Section("", _heading(report)),
         Section("", [Text(text) for text in texts if text]),

@@ -141,7 +141,7 @@ def brief_figures(report: Report) -> list[tuple[str, str, str]]:
         figures.insert(1, (f"held-out {held_out.decided_by or name}", last, remark))
     if restarts := len(report.attempts) - len({attempt.launch for attempt in report.attempts}):
         roots = [failure for failure in report.failures if failure.is_root][:restarts]
-        why = ", ".join(dict.fromkeys(f"{_who(failure)} {failure.cause}" for failure in roots[-2:]))
+        why = ", ".join(dict.fromkeys(f"{failure.who} {failure.cause}" for failure in roots[-2:]))
         figures.append(("restarts", f"{restarts:,}", f"at last {why}" if restarts > 2 else why))
     return figures
 
@@ -202,10 +202,6 @@ def basis_text(comparison: Comparison) -> str:
     if comparison.num_other_steps:
         basis += f"Not compared: {_counted(comparison.num_other_steps, 'step')} of an earlier layout. "
     return f"{basis}Difference = (measured - planned) / planned. Peak FLOP/s of the MFU: {comparison.peak_source}."
-
-
-def _who(failure: Failure) -> str:
-    return f"node {failure.node}" if failure.rank is None else f"rank {failure.rank}"
 
 
 def _loss_remark(done: Training) -> str:

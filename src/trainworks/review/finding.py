@@ -99,10 +99,10 @@ class ReviewReport(Result):
         worst = next((each for level in order for each in self.findings if each.severity == level), None)
         files = format_counted(self.files, "file")
         if worst is None:
-            return ResultVerdict("Go on", f"nothing found in {files}")
+            return ResultVerdict("Use it as it is", f"nothing found in {files}")
         found = " and ".join(format_counted(count[level], level) for level in order if count[level])
-        action = f"Mend {worst.place} {'first' if len(self.findings) > 1 else 'before you go on'}"
+        action = f"Mend {worst.place}{' first' if len(self.findings) > 1 else ''}"
         if worst.severity != "error":
-            action = f"Go on, and look at {worst.place}"
+            action = f"Use it, and look at {worst.place}"
         signal: Literal["stop", "check"] = "stop" if worst.severity == "error" else "check"
         return ResultVerdict(action, f"{worst.rule}, {worst.message}", f"{found} in {files}", signal)

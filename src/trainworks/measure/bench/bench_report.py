@@ -69,7 +69,7 @@ class BenchReport(Result):
 
     @property
     def verdict(self) -> ResultVerdict:
-        """Which node, device or link to repair first, what to measure again, or that the nodes are fit to train."""
+        """The node, device or link to repair first, what to measure again, or that the nodes are fit to train."""
         if self.outliers:
             worst = self.outliers[0]
             subjects = len({each.subject for each in self.outliers})

@@ -202,6 +202,9 @@ def lost_to_communication(facts: RunFacts) -> LostTime | None:
         return None
     better = _communication_remedy(facts)
     planned = facts.planned.communication_s if facts.planned else None
+    saves_s = _priced(better, facts, lost_s)
+    if better is None and planned is not None:  # the layout is the best one: what can be mended is beyond its plan
+        saves_s = max(0.0, lost_s - planned * float(facts.rows.num_steps.sum()))
     return LostTime(
         name="communication",
         title="Communication is not hidden behind compute",
@@ -214,13 +217,8 @@ def lost_to_communication(facts: RunFacts) -> LostTime | None:
         action=_written(better) or "Use a faster network, or a larger global batch if the optimization permits it",
         remedy="" if better else "A larger batch exchanges less per token.",
         setting=better.setting if better else None,
-        saves_s=_beyond_plan(planned, facts, lost_s) if better is None else _priced(better, facts, lost_s),
+        saves_s=saves_s,
     )
-
-
-def _beyond_plan(planned_s: float | None, facts: RunFacts, lost_s: float) -> float | None:
-    """Waits beyond those of a plan whose layout is the best one; None without a plan."""
-    return None if planned_s is None else max(0.0, lost_s - planned_s * float(facts.rows.num_steps.sum()))
 
 
 def _communication_remedy(facts: RunFacts) -> PricedLayout | None:

@@ -101,9 +101,8 @@ class ClusterPlan(Result):
             return None
         more = following.step_time_s / self.best[0].step_time_s - 1
         slower = f"{abs(more):.1%} {'slower' if more > 0 else 'faster'}"
-        return (
-            f"no clear winner, {following.layout.describe()} is predicted {slower}, and a plan is sure to {TIE - 1:.0%}"
-        )
+        sure = f"a plan is sure to {100 * (TIE - 1):.0f} %"
+        return f"no clear winner, {following.layout.describe()} is predicted {slower}, and {sure}"
 
     @property
     def run_time_s(self) -> float:
@@ -164,7 +163,7 @@ class LayoutComparison(Result):
             return ResultVerdict("Keep this layout", f"{times}; it is the proposed one")
         if 1 / TIE <= ratio <= TIE:
             return ResultVerdict(
-                "Time both layouts", times, f"no clear winner, a plan is sure to {TIE - 1:.0%}", "check"
+                "Time both layouts", times, f"no clear winner, a plan is sure to {100 * (TIE - 1):.0f} %", "check"
             )
         if ratio < 1:
             return ResultVerdict("Keep this layout", times, "it takes more complications than the proposed one")

@@ -56,8 +56,12 @@ class NetworkPlan(Result):
         if design.switch is not None:
             kind = f"{design.switch.ports} ports" if design.switch.network == "unnamed" else design.switch.name
             switches = f"of {design.num_switches:,} x {kind}"
-        action = f"Build a {design.topology} {switches} and {format_counted(design.num_cables, 'cable')}"
-        blocks = "nothing blocks" if design.oversubscription <= 1 else f"it blocks {design.oversubscription:.3g}:1"
+        action = f"Build a {design.topology} network {switches} and {format_counted(design.num_cables, 'cable')}"
+        blocks = (
+            "nothing blocks"
+            if design.oversubscription <= 1
+            else f"it is oversubscribed {design.oversubscription:.3g}:1"
+        )
         bill = bill_total(bill_of_materials(design, self.prices))
         complete = bill is not None and all(
             each.each_usd is not None for each in bill_of_materials(design, self.prices)
@@ -69,11 +73,17 @@ class NetworkPlan(Result):
         fewest = min(serving, key=lambda each: (each.num_switches, each.num_cables), default=None)
         if not serves(design):
             unless = f"nodes do not all reach each other at {design.taper:g}:1"
-            instead = "" if fewest is None else f", which a {fewest.topology} of {fewest.num_switches:,} switches does"
+            if design.switch is None:
+                unless = "a failed node or cable cuts a ring of it"
+            instead = ""
+            if fewest is not None:
+                instead = f", a {fewest.topology} of {format_counted(fewest.num_switches, 'switch')} has no such limit"
             return ResultVerdict(action, figure, unless + instead, "check")
         if fewest is not None and fewest.num_switches < design.num_switches:
-            return ResultVerdict(action, figure, f"a {fewest.topology} needs {fewest.num_switches:,} switches alone")
-        larger = [each for each in serving if design.max_nodes is not None and (each.max_nodes or 0) > design.max_nodes]
+            fewer = format_counted(fewest.num_switches, "switch")
+            return ResultVerdict(action, figure, f"a {fewest.topology} of {fewer} serves as well")
+        growing = (each for each in serving if each.topology != "rail-only")  # whose rails never meet in a switch
+        larger = [each for each in growing if design.max_nodes is not None and (each.max_nodes or 0) > design.max_nodes]
         if larger and design.max_nodes is not None:
             grown = min(larger, key=lambda each: each.num_switches)
             beyond = f"beyond {format_counted(design.max_nodes, 'node')} take a {grown.topology}"

@@ -27,12 +27,11 @@ from trainworks.plan.sizing.candidates import Candidate, Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric
 from trainworks.plan.sizing.facility import Facility, nodes_per_rack, purchase_of, room_lines
 from trainworks.plan.sizing.finish import PlannedFinish
-from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons
+from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons, tie
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced
-from trainworks.record.step_time import TIE
 from trainworks.results import Result, ResultVerdict
 from trainworks.units import HOUR_S, format_duration, format_usd
 
@@ -196,11 +195,12 @@ class Proposal(Result):
             spares = f" and {chosen.spares:,} spare" if chosen.spares else ""
             network = _network_text(self.details) if chosen.num_nodes > 1 else ""
             node = self.details.plan.job.cluster.node_name
-            action = f"Buy {chosen.num_nodes:,} {node} {accelerators}{spares}{network}"
+            action = f"Buy {chosen.num_nodes:,} x {node} {accelerators}{spares}{network}"
             figure = f"{format_usd(chosen.purchase.value)} by an estimate, {figure}"
         else:
             action = f"Rent {chosen.num_nodes:,} x {chosen.offer} {accelerators}, {chosen.contract}"
-        tied = _tied(self)
+        best = self.details.plan.best[0]
+        tied = tie(chosen, self.sized.alternatives, goal, spread=best.high_s / best.step_time_s)
         return ResultVerdict(action, figure, tied or _otherwise(self), "check" if tied else "go")
 
     @property
@@ -241,32 +241,6 @@ def _network_text(details: ProposalDetails) -> str:
     if design is not None and design.num_switches:
         text += f" in a {design.topology}"
     return f"{text} at {cluster.oversubscription:g}:1" if cluster.oversubscription > 1 else text
-
-
-def _tied(proposal: Proposal) -> str:
-    """The next alternative, where predictions are less certain than its distance; empty for a clear choice.
-
-    Alternatives of one accelerator share the errors of its rates, those of two do not: there the 80 % interval of the
-    step counts. A purchase has a price that no step time changes.
-    """
-    chosen, goal, best = proposal.chosen, proposal.request.goal, proposal.details.plan.best[0]
-    others = [
-        each
-        for each in proposal.sized.alternatives
-        if each.meets(goal) and each is not chosen and (each.life_s is None or chosen.life_s is not None)
-    ]
-    if not others or (goal.to_buy and chosen.purchase is not None):
-        return ""
-    by_time = goal.is_budget_alone
-    near = min(others, key=lambda each: each.p90_s if by_time else each.cost.value)
-    more = near.p90_s / chosen.p90_s if by_time else near.cost.value / chosen.cost.value
-    is_same = near.candidate.base.accelerator == chosen.candidate.base.accelerator
-    certain = TIE if is_same else best.high_s / best.step_time_s
-    if more > certain:
-        return ""
-    figure = format_duration(near.p90_s) if by_time else format_usd(near.cost.value)
-    done = f"half of its runs are done in {format_duration(near.p50_s)}, not {format_duration(chosen.p50_s)}"
-    return f"no clear winner, {near.name} takes {figure}, and predictions are sure to {certain - 1:.0%}; {done}"
 
 
 def _otherwise(proposal: Proposal) -> str:

@@ -220,7 +220,9 @@ class Document:
     @property
     def verdict_line(self) -> Styled | None:
         """The verdict in the style of its signal; None without one."""
-        return None if self.verdict is None else Styled(self.verdict.sentence, _SIGNALS[self.verdict.signal])
+        if self.verdict is None:
+            return None
+        return Styled(self.verdict.sentence.replace(" %", f"{NO_BREAK}%"), _SIGNALS[self.verdict.signal])
 
     def without(self, title: str) -> Document:
         """The same document without one section."""

@@ -106,7 +106,8 @@ class Comparison(ReportPart):
 
     def verdict(self, run_id: str) -> ResultVerdict:
         """Whether the plan held, and what to do where it did not; of a run with at least one finding."""
-        figure, inside = self.findings[0], self._is_inside()
+        figure, measured, interval = self.findings[0], self.tokens_per_s.measured, self.tokens_per_s_interval
+        inside = None if measured is None or interval is None else interval[0] <= measured <= interval[1]
         unless = "" if inside is None else f"its steps are {'inside' if inside else 'outside'} the plan's 80 % interval"
         longer, memory = (each.relative or 0.0 for each in (self.run_time, self.memory))
         slower = self.step_time.relative or 0.0
@@ -118,11 +119,6 @@ class Comparison(ReportPart):
         if min(longer, slower, memory) <= -AGREEMENT:
             return ResultVerdict("Plan the next run with what this one measured", figure, unless)
         return ResultVerdict("Trust the plan", figure, unless)
-
-    def _is_inside(self) -> bool | None:
-        """Whether the median step is inside the planned 80 % interval; None where one of the two is not known."""
-        measured, interval = self.tokens_per_s.measured, self.tokens_per_s_interval
-        return None if measured is None or interval is None else interval[0] <= measured <= interval[1]
 
 
 def build_comparison(

@@ -174,9 +174,7 @@ class Report(ReportPart, Result):
         if self.state == "LOST":
             figure = "the supervisor is gone without a last word"
         elif roots:
-            last = roots[-1]
-            where = f"node {last.node}" if last.rank is None else f"rank {last.rank}"
-            figure = f"{where} failed after {format_duration(last.after_s)}, {last.cause}"
+            figure = f"{roots[-1].who} failed after {format_duration(roots[-1].after_s)}, {roots[-1].cause}"
         else:
             figure = f"the run failed, {self.cause or 'no cause was recorded'}"
         remedies = self.out_of_memory.remedies if self.out_of_memory else ()
@@ -184,9 +182,7 @@ class Report(ReportPart, Result):
         action = f"Mend the cause, then `trainworks resume {self.run_id}`"
         if remedy is not None:
             action = f"Write `{remedy.setting}`"
-        elif self.hint:
-            action = f"{self.hint[:1].upper()}{self.hint[1:].rstrip('.')}"
-        return ResultVerdict(action, figure, signal="stop")
+        return ResultVerdict(action, figure, (self.hint or "").rstrip("."), "stop")
 
 
 def build_report(
