@@ -142,8 +142,14 @@ def test_the_worst_finding_of_a_review_decides(severities: list[Severity], actio
 
 
 def test_a_run_as_planned_says_to_trust_the_plan(start_run: RunStart) -> None:
-    verdict = start_run().launch().steps(40).report().verdict
+    verdict = start_run().launch().steps(40, communication_s=0.012, memory=1_000_000_000).report().verdict
     assert verdict.action == "Trust the plan" and "agreed with the plan" in verdict.figure
+
+
+def test_what_to_do_is_about_the_difference_that_is_named(start_run: RunStart) -> None:
+    verdict = start_run().launch().steps(40, communication_s=0.02, memory=1_500_000_000).report().verdict
+    assert verdict.action == "Leave more memory free in the next plan"
+    assert verdict.figure.startswith("memory peak was 50 % higher")
 
 
 def test_a_slower_run_says_whom_to_ask(start_run: RunStart) -> None:

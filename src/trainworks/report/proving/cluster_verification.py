@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from trainworks.deploy.upgrade import UpgradePlan
 from trainworks.deploy.verification import ClusterVerification, NodeVerdict
@@ -113,10 +114,11 @@ class Acceptance(Result):
         if self.outcome == "accepted":
             figure = f"{format_counted(len(self.nodes), 'node')} are as the stack says, {bench.figure}"
             return ResultVerdict("Accept the cluster", figure, bench.unless, bench.signal)
+        signal: Literal["check", "stop"] = "check" if self.outcome == "no verdict" else "stop"
         if bench.signal == "go":  # what was found is good, and a part is not measured, or not judged
-            parts = "; ".join(f"{part}: {reason}" for part, reason, _ in self.bench.unmeasured)
-            return ResultVerdict("Measure what is missing", parts or "a training without a verdict", signal="stop")
-        return bench
+            parts = "; ".join(f"{part}, {reason}" for part, reason, _ in self.bench.unmeasured)
+            return ResultVerdict("Measure what is missing", parts or "training has no verdict", signal=signal)
+        return replace(bench, signal=signal)
 
     @property
     def outcome(self) -> str:

@@ -109,16 +109,16 @@ class Comparison(ReportPart):
         figure, measured, interval = self.findings[0], self.tokens_per_s.measured, self.tokens_per_s_interval
         inside = None if measured is None or interval is None else interval[0] <= measured <= interval[1]
         unless = "" if inside is None else f"its steps are {'inside' if inside else 'outside'} the plan's 80 % interval"
-        longer, memory = (each.relative or 0.0 for each in (self.run_time, self.memory))
-        slower = self.step_time.relative or 0.0
-        if max(longer, slower) >= AGREEMENT:
-            action = f"Ask `trainworks why {run_id}` what to mend"
-            return ResultVerdict(action, figure, unless, "go" if inside and longer < AGREEMENT else "check")
-        if memory >= AGREEMENT:
-            return ResultVerdict("Leave more memory free in the next plan", figure, unless, "check")
-        if min(longer, slower, memory) <= -AGREEMENT:
+        differences = (self.step_time, self.memory, self.run_time)
+        worst = max(differences, key=lambda each: abs(each.relative or 0.0))
+        more = worst.relative or 0.0
+        if abs(more) < AGREEMENT:
+            return ResultVerdict("Trust the plan", figure, unless)
+        if more < 0:
             return ResultVerdict("Plan the next run with what this one measured", figure, unless)
-        return ResultVerdict("Trust the plan", figure, unless)
+        if worst is self.memory:
+            return ResultVerdict("Leave more memory free in the next plan", figure, unless, "check")
+        return ResultVerdict(f"Ask `trainworks why {run_id}` what to mend", figure, unless, "check")
 
 
 def build_comparison(
