@@ -96,8 +96,8 @@ def brief(report: Report, record: str, command: str) -> Document:
     ended = f"{report.run_id}  {report.state} after {format_duration(report.wall_clock_s)}{steps}"
     figures = [Fact(*figure) for figure in wording.brief_figures(report)]
     rest = Text(f"record: {record}, page: report.html; more: {command}", only="text")
-    blocks = [Text(ended, "bold"), Facts(figures, figures=True), rest]
-    return Document(report.run_id, "report", [Section("", blocks)], max_width=_MAX_WIDTH, verdict=report.verdict)
+    blocks = [Text(ended, "bold"), Text(report.verdict.sentence), Facts(figures, figures=True), rest]
+    return Document(report.run_id, "report", [Section("", blocks)], max_width=_MAX_WIDTH)
 
 
 def _date(at: float) -> str:
