@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import trainworks
+from trainworks.config.run_file import RunFile
 from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.verdict import BenchVerdict, Judged, verdict_on
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
@@ -17,17 +18,19 @@ from trainworks.results import ResultVerdict
 from trainworks.review.finding import Finding, ReviewReport, Severity
 
 RunStart = Callable[..., Any]
-RUN = {
-    "name": "small",
-    "workload": {
-        "task": "causal-lm",
-        "model": {"architecture": "llama", "layers": 8, "hidden": 1024, "heads": 8},
-        "data": {"sequence_length": 512, "vocabulary": 32000},
-        "precision": "bf16",
-        "global_batch": 64,
-        "train_for": "1000 steps",
-    },
-}
+RUN = RunFile.model_validate(
+    {
+        "name": "small",
+        "workload": {
+            "task": "causal-lm",
+            "model": {"architecture": "llama", "layers": 8, "hidden": 1024, "heads": 8},
+            "data": {"sequence_length": 512, "vocabulary": 32000},
+            "precision": "bf16",
+            "global_batch": 64,
+            "train_for": "1000 steps",
+        },
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,11 @@ def test_text_page_and_json_begin_with_the_same_sentence(plan: ClusterPlan) -> N
     assert next(iter(facts)) == "verdict" and facts["verdict"]["sentence"] == sentence
 
 
-@pytest.mark.parametrize(("ratio", "is_tie"), [(TIE * 1.01, False), (TIE * 0.99, True), (1.0, True), (0.99, True)])
+@pytest.mark.parametrize(
+    ("ratio", "is_tie"),
+    [(TIE * 1.01, False), (TIE * 0.99, True), (1.0, True), (0.99, True)],
+    ids=["beyond", "within", "equal", "faster and more complicated"],
+)
 def test_a_gap_within_what_a_plan_is_sure_of_has_no_winner(plan: ClusterPlan, ratio: float, is_tie: bool) -> None:
     verdict = with_second(plan, ratio).verdict
     assert ("no clear winner" in verdict.unless, verdict.signal == "check") == (is_tie, is_tie)
