@@ -49,7 +49,7 @@ class ClusterVerification(Result):
             found = [each for each in self.verdicts if each.outcome == outcome]
             if found:
                 first, more = found[0], f"{format_counted(len(found), 'check')} of {len(self.verdicts):,} on {hosts}"
-                figure = f"it has {first.found}, the stack says {first.expected}"
+                figure = f"found {first.found}, the stack says {first.expected}"
                 action = f"{'Mend' if outcome == 'fail' else 'Look at'} {first.check} of {first.host}"
                 return ResultVerdict(action, figure, more, "stop" if outcome == "fail" else "check")
         return ResultVerdict("Give it its jobs", f"{len(self.verdicts):,} checks on {hosts} are as the stack says")
