@@ -194,7 +194,7 @@ OF_OTHER_KINDS = (
     Planted(
         "checkpoints to a slow disk",
         "checkpoints",
-        "write:all:1.0:1",
+        "write:all:5:1",
         changes={"checkpoint": {"every": "5 steps", "keep": 2}},
     ),
     Planted("name server that does not answer", "start", "connect:all:30:1"),
