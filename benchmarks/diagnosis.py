@@ -1,7 +1,8 @@
-"""How often `trainworks why` names a planted slowness first: real runs of two ranks, each slowed down in one way.
+"""How often `trainworks why` names a planted slowness first, and whether mending it gains what was predicted.
 
-A slowness is planted from outside (a stopped process, a killed rank, the run file) or from inside
-(`slow_runs/sitecustomize.py`). A run counts as right if the first cause is the planted one.
+Real runs of two ranks, each slowed down in one way: from outside (a stopped process, a killed rank, the run file), from
+inside (`slow_runs/sitecustomize.py`), or by code as users write it (`slow_runs/slow_parts.py`). A run counts as right
+if what `why` would mend first is what was planted. `--mend` runs those of other kinds again without it, and compares.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,6 +25,8 @@ from typing import Any
 
 import yaml
 
+import trainworks
+from trainworks.api.observing.why import Diagnosis
 from trainworks.record.events.log import read_events
 from trainworks.record.metric_columns import read_columns
 from trainworks.record.run_dir import RunDir
@@ -44,6 +48,17 @@ class Planted:
     workload: Mapping[str, Any] = field(default_factory=dict)
     outside: Callable[[RunDir, threading.Event], None] | None = None
     """Hurts the run from outside until the event is set."""
+    base: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the workload that the mended run has as well."""
+    around: Mapping[str, Any] = field(default_factory=dict)
+    """Sections of the run file that the mended run has as well."""
+    mending: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the mended run."""
+
+    @property
+    def mended(self) -> Planted:
+        """The same run without what is planted."""
+        return Planted(self.name, "", base=self.base, around=self.around)
 
 
 def throttle_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
@@ -54,6 +69,21 @@ def throttle_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
             time.sleep(0.03)
+
+
+def crowd_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
+    """Give each rank a core of its own, and that of rank 1 to a busy program as well."""
+    pids = wait_for_pids(run_dir, ended)
+    for core, pid in enumerate(pids):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), {core})
+    busy = [sys.executable, "-c", "import os\nos.sched_setaffinity(0, {1})\nwhile True: pass"]
+    program = subprocess.Popen(busy) if pids else None
+    ended.wait()
+    if program is not None:
+        program.kill()
+        program.wait()
 
 
 def kill_rank_1(run_dir: RunDir, ended: threading.Event) -> None:
@@ -116,6 +146,70 @@ PLANTED = (
 )
 
 
+_PARTS = "slow_parts"
+
+
+def _with_callback(name: str, cause: str, of: str, train_for: str = "100 steps") -> Planted:
+    return Planted(name, cause, workload={"callbacks": [f"{_PARTS}:{of}"]}, base={"train_for": train_for})
+
+
+_LARGER = {"architecture": "llama", "layers": 6, "hidden": 192, "heads": 4}
+OF_OTHER_KINDS = (
+    _with_callback("callback that asks a server", "callbacks", "Sleeps"),
+    _with_callback("callback of one rank", "callbacks", "SleepsOnRank1"),
+    _with_callback("tracker that waits for the disk", "callbacks", "Tracks"),
+    Planted(
+        "evaluations too often",
+        "evaluation",
+        workload={"eval": {"split": 0.1, "every": "2 steps", "steps": 20}},
+        base={"train_for": "60 steps"},
+    ),
+    Planted(
+        "tokenizer in the step",
+        "data",
+        base={"task": "module", "model": {"module": f"{_PARTS}.py"}, "data": None, "global_batch": 16},
+        mending={"TOKENIZED": "1"},
+    ),
+    Planted(
+        "needless recomputation",
+        "recompute",
+        changes={"layout": {"dp_replicate": 2, "micro_batch": 4, "recompute": "full"}},
+        base={"model": _LARGER, "train_for": "60 steps"},
+    ),
+    _with_callback("search for NaN left on", "slow_compute", "FindsAnomalies", "300 steps"),
+    _with_callback("garbage collector in the steps", "slow_compute", "Collects"),
+    _with_callback("thread beside the training", "slow_compute", "Computes", "300 steps"),
+    Planted(
+        "rank on a crowded core",
+        "straggler",
+        outside=crowd_rank_1,
+        base={"global_batch": 64, "train_for": "120 steps"},
+    ),
+    Planted(
+        "slow node of two",
+        "straggler",
+        "compute:1:0.3:1",
+        around={"cluster": {"nodes": 2, "processes_per_node": 1}},
+    ),
+    Planted(
+        "checkpoints to a slow disk",
+        "checkpoints",
+        "write:all:5:1",
+        changes={"checkpoint": {"every": "5 steps", "keep": 2}},
+    ),
+    Planted("name server that does not answer", "start", "connect:all:30:1"),
+    Planted("slow imports", "start", "import:all:30:1"),
+    Planted("record on a slow disk", "other", "log:all:2:1", base={"train_for": "300 steps"}),
+    Planted(
+        "tiny global batch",
+        "small_batches",
+        changes={"layout": {"dp_replicate": 2, "micro_batch": 1}},
+        workload={"global_batch": 2, "train_for": "400 steps"},
+    ),
+)
+"""Slownesses of other kinds than those above, after which the causes were written."""
+
+
 def run_file(planted: Planted, corpus: Path) -> dict[str, Any]:
     """A small model on two ranks, with what is planted."""
     workload = {
@@ -125,22 +219,25 @@ def run_file(planted: Planted, corpus: Path) -> dict[str, Any]:
         "precision": "fp32",
         "global_batch": 8,
         "train_for": "100 steps",
+        **planted.base,
         **planted.workload,
     }
     layout = {"dp_replicate": 2, "micro_batch": 4}
     fixed = {"layout": layout, "checkpoint": {"every": "50 steps"}, "cluster": {"processes_per_node": 2}}
-    return {"name": "planted", "workload": workload, **fixed, **planted.changes}
+    written = {key: value for key, value in workload.items() if value is not None}
+    return {"name": "planted", "workload": written, **fixed, **planted.around, **planted.changes}
 
 
-def diagnosed(planted: Planted, corpus: Path, cache: Path) -> list[dict[str, Any]]:
-    """The causes that `why` finds in a run with what is planted."""
+def diagnosed(planted: Planted, corpus: Path, cache: Path, variables: Mapping[str, str] | None = None) -> Diagnosis:
+    """What `why` says of a run with what is planted; `variables` are those of its environment."""
     with tempfile.TemporaryDirectory(prefix="diagnosis-") as name:
         folder = Path(name)
         (folder / "run.yaml").write_text(yaml.safe_dump(run_file(planted, corpus)), encoding="utf-8")
-        own = {"TRAINWORKS_CACHE": str(cache), "TRAINWORKS_DATA": str(folder / "data")}
-        inside = {"TRAINWORKS_SLOW": planted.inside, "PYTHONPATH": str(_INSIDE)} if planted.inside else {}
-        program = [sys.executable, "-m", "trainworks"]
-        command = [*program, "run", "--no-review", "run.yaml"]
+        shutil.copy(_INSIDE / f"{_PARTS}.py", folder)
+        own = {"TRAINWORKS_CACHE": str(cache), "TRAINWORKS_DATA": str(folder / "data"), **(variables or {})}
+        paths = [str(_INSIDE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        inside = {"TRAINWORKS_SLOW": planted.inside, "PYTHONPATH": os.pathsep.join(paths)} if planted.inside else {}
+        command = [sys.executable, "-m", "trainworks", "run", "--no-review", "run.yaml"]
         process = subprocess.Popen(
             command, cwd=folder, env={**os.environ, **own, **inside}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -152,10 +249,7 @@ def diagnosed(planted: Planted, corpus: Path, cache: Path) -> list[dict[str, Any
         hurting.join()
         if process.returncode:
             raise SystemExit(f"the run `{planted.name}` failed:\n{printed.decode()}")
-        asked = subprocess.run(
-            [*program, "why", "--json"], cwd=folder, env={**os.environ, **own}, stdout=subprocess.PIPE, check=True
-        )
-        return list(json.loads(asked.stdout)["causes"])
+        return trainworks.why(str(_run_dir(folder).path))
 
 
 def _run_dir(folder: Path) -> RunDir:
@@ -167,31 +261,66 @@ def write_corpus(folder: Path) -> Path:
     folder.mkdir()
     words = [f"{syllable}{number}" for number in range(40) for syllable in ("ba", "do", "ki", "lu", "me")]
     text = " ".join(words[(7 * index * index + index) % len(words)] for index in range(200_000))
-    (folder / "text.txt").write_text(text, encoding="utf-8")
+    for number in range(50):  # documents, some of which an evaluation holds out
+        part = text[number * len(text) // 50 : (number + 1) * len(text) // 50]
+        (folder / f"text-{number}.txt").write_text(part, encoding="utf-8")
     return folder
+
+
+def gain(planted: Diagnosis, mended: Diagnosis) -> tuple[float, float]:
+    """Seconds that mending the first cause was predicted to gain, and those that it did.
+
+    Of a slow start they are those of the starts, of anything else those of the time after it.
+    """
+    first = planted.first
+    if first is None:
+        return 0.0, 0.0
+    starts = [each.start.lost_s if each.start else 0.0 for each in (planted, mended)]
+    if first is planted.start:
+        return first.mendable_s, starts[0] - starts[1]
+    return first.mendable_s, (planted.held_s - starts[0]) - (mended.held_s - starts[1])
+
+
+def answer(planted: Planted, corpus: Path, cache: Path, *, mend: bool) -> dict[str, Any]:
+    """One line about a run in `said`, whether the right cause comes first in `right`, and the diagnoses."""
+    found = diagnosed(planted, corpus, cache)
+    first = found.first
+    start = [f"start {found.start.mendable_s:.1f} s"] if found.start else []
+    causes = [f"{each.name} {each.mendable_s:.1f} s" for each in found.causes[:4]]
+    result: dict[str, Any] = {
+        "right": first is not None and first.name == planted.cause,
+        "said": f"first {first.name if first else 'none'}: {', '.join([*causes, *start])}",
+        "planted": found.to_json(),
+    }
+    if mend and planted in OF_OTHER_KINDS:
+        mended = diagnosed(planted.mended, corpus, cache, planted.mending)
+        predicted_s, got_s = gain(found, mended)
+        result["said"] += f"; gain {predicted_s:.1f} s predicted, {got_s:.1f} s got"
+        result |= {"mended": mended.to_json(), "predicted_s": predicted_s, "got_s": got_s}
+    return result
 
 
 def main() -> int:
     """Plant, diagnose, print; the exit code is 1 below nine right answers of ten."""
+    every = {each.name: each for each in (*PLANTED, *OF_OTHER_KINDS)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", choices=[each.name for each in PLANTED], help="these slownesses")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every cause")
+    parser.add_argument("--only", nargs="*", choices=list(every), help="these slownesses")
+    parser.add_argument("--other-kinds", action="store_true", help="those of other kinds alone")
+    parser.add_argument("--mend", action="store_true", help="run those again without it, and compare the gain")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every diagnosis")
     options = parser.parse_args()
-    chosen = [each for each in PLANTED if not options.only or each.name in options.only]
+    chosen = [every[name] for name in options.only] if options.only else list(every.values())
+    chosen = [*OF_OTHER_KINDS] if options.other_kinds else chosen
     results: dict[str, Any] = {}
-    right = 0
     with tempfile.TemporaryDirectory(prefix="diagnosis-") as name:
-        corpus = write_corpus(Path(name) / "text")
+        corpus, cache = write_corpus(Path(name) / "text"), Path(name) / "cache"
         for planted in chosen:
-            causes = diagnosed(planted, corpus, Path(name) / "cache")
-            found = [f"{cause['name']} {cause['lost_s']:.1f} s" for cause in causes]
-            is_right = bool(causes) and causes[0]["name"] == planted.cause
-            right += is_right
-            results[planted.name] = causes
-            print(f"{'right' if is_right else 'WRONG':<6} {planted.name:<24} {', '.join(found[:4])}", flush=True)
+            result = results[planted.name] = answer(planted, corpus, cache, mend=options.mend)
+            print(f"{'right' if result['right'] else 'WRONG':<6} {planted.name:<34} {result['said']}", flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    right = sum(result["right"] for result in results.values())
     print(f"{right} of {len(chosen)} planted slownesses are named first")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
     return int(right < _GOAL * len(chosen))
 
 

@@ -2,7 +2,9 @@
 
 TRAINWORKS_SLOW is `place:ranks:seconds:first_step`: the ranks (`all` or one number) sleep in every step from the first
 one on, before they read a batch (`data`), after it (`compute`) or in the reduction of gradients of shards (`network`).
-`start` sleeps once, before the data is opened.
+`start` sleeps once, before the data is opened, `connect` before the ranks meet, as where a name server does not answer,
+and `import` while the worker is imported. `write` sleeps whenever a rank writes its part of a checkpoint, and `log`
+whenever rank 0 writes to the record.
 """
 
 import importlib.abc
@@ -18,6 +20,10 @@ HURT = {
     "compute": ("trainworks.worker.determinism", None, "seed_step"),
     "network": ("trainworks.worker.parallel.data_parallel", "_Noted", "__init__"),
     "start": ("trainworks.worker.data.tokens", "TokenDataset", "__init__"),
+    "connect": ("trainworks.worker.mesh", None, "join_group"),
+    "import": ("trainworks.worker.train", None, ""),
+    "write": ("trainworks.worker.checkpoint.shards", "ShardWriter", "_write_items"),
+    "log": ("trainworks.worker.telemetry", None, "append_metrics"),
 }
 PLACE, RANKS, SECONDS, FIRST = (os.environ.get("TRAINWORKS_SLOW") or ":::").split(":")
 
@@ -47,6 +53,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 def slow_down(module: Any) -> None:
     """Put the sleep into the module: before its function, or into the collectives that `_Noted` is made of."""
+    if PLACE == "import":
+        time.sleep(float(SECONDS))
+        return
     owner = getattr(module, OWNER) if OWNER else module
     healthy = getattr(owner, NAME)
     if PLACE != "network":

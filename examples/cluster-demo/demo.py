@@ -46,7 +46,7 @@ def order() -> None:
     run("cat goal.yaml")
     run(
         "trainworks size goal.yaml --contract own --engine slurm --only H100"
-        " --write sized.yaml --write-stack bought.yaml --bill order.csv | grep -A 3 '^verdict'"
+        " --write sized.yaml --write-stack bought.yaml --bill order.csv | sed -n '1,/^$/p'"
     )
     run("sed -i 's/ *# fill in.*//' bought.yaml  # its owner knows these lines: key, adapters, users")
     run("head -n 4 order.csv | cut -d, -f 1-5; tail -n 1 order.csv | cut -d, -f 1-5")
@@ -83,7 +83,7 @@ def accept() -> None:
     shown = "sed -n 1,/^Checks/p acceptance.txt; grep -A 3 ^Training acceptance.txt"
     run(
         f"ssh alice@login1 'cd /shared/alice && {verify}; {shown}'",
-        lambda code, printed: re.search(r"^verdict +\S", printed, re.M) is not None,
+        lambda code, printed: re.search(r"^outcome +\S", printed, re.M) is not None,
     )
 
 

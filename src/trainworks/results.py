@@ -6,8 +6,9 @@ itself, and `plan` imports no renderer.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 
 class Renderer(Protocol):
@@ -29,12 +30,45 @@ class Renderer(Protocol):
         """The figures in base units."""
 
 
+@dataclass(frozen=True, slots=True)
+class ResultVerdict:
+    """What a result comes down to: what to do, the figure that decides, and what would change it."""
+
+    action: str
+    """In the imperative, without a full stop: `Rent 2 x p5.48xlarge, on-demand`."""
+    figure: str
+    """The figure that decides, with its unit: `127 USD for the run`."""
+    unless: str = ""
+    """What would change the action, or why it is not certain; empty where the result knows of no such thing."""
+    signal: Literal["go", "check", "stop"] = "go"
+    """`go`: act on it; `check`: settle a doubt first; `stop`: what was planned, measured or run is not good enough."""
+
+    @property
+    def sentence(self) -> str:
+        """The three parts as one sentence.
+
+        >>> ResultVerdict("Rent 2 nodes", "127 USD for the run", "spot costs 55 % less").sentence
+        'Rent 2 nodes: 127 USD for the run; spot costs 55 % less.'
+        """
+        return f"{'; '.join(filter(None, (f'{self.action}: {self.figure}', self.unless)))}."
+
+    def to_json(self) -> dict[str, str]:
+        """The parts and the sentence."""
+        parts = {"action": self.action, "figure": self.figure, "unless": self.unless, "signal": self.signal}
+        return {"sentence": self.sentence} | parts
+
+
 class Result:
     """Base of what a use case returns."""
 
     __slots__ = ()
     renderer: ClassVar[Renderer | None] = None
     """Set by `trainworks.report`."""
+
+    @property
+    def verdict(self) -> ResultVerdict | None:
+        """The first sentence of the text and of the page; None for a result that calls for no action."""
+        return None
 
     def to_html(self) -> str:
         """The result as one self-contained HTML page."""

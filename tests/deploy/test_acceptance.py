@@ -53,7 +53,7 @@ def accepted(outcome: str = "pass", bench: BenchReport | None = GOOD, training: 
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("found", "outcome"),
     [
         (accepted(), "accepted"),
         (accepted("warn"), "accepted"),
@@ -87,11 +87,14 @@ def accepted(outcome: str = "pass", bench: BenchReport | None = GOOD, training: 
         "a busy node",
     ],
 )
-def test_the_verdict_is_that_of_the_worst_part(found: Acceptance, verdict: str) -> None:
-    assert found.verdict == verdict
-    assert to_json(found)["verdict"] == verdict
+def test_the_outcome_is_that_of_the_worst_part(found: Acceptance, outcome: str) -> None:
+    assert found.outcome == outcome
+    assert to_json(found)["outcome"] == outcome
+    signals = {"accepted": ("go", "check"), "no verdict": ("check",), "not accepted": ("stop",)}
+    assert found.verdict.signal in signals[outcome]
+    assert (found.verdict.action == "Accept the cluster") == (outcome == "accepted")
     shown = str(found)
-    assert f"verdict   {verdict}" in shown and "sha256 12ab" in shown
+    assert f"outcome   {outcome}" in shown and "sha256 12ab" in shown
     assert ("not measured: e" in shown) is (found.missing == ("e",))
     assert ("not measured: devices of a: torch" in shown) is bool(found.bench and found.bench.unmeasured)
 
@@ -130,7 +133,7 @@ def test_nodes_that_differ_from_their_stack_are_not_measured(tmp_path: Path, mon
     done = CliRunner().invoke(app, [*command, "--runs", str(tmp_path / "runs"), "--json"])
     assert done.exit_code == 1, done.output
     found = json.loads(done.stdout)
-    assert (found["verdict"], found["bench"]) == ("not accepted", None)
+    assert (found["outcome"], found["bench"]) == ("not accepted", None)
     assert all(re.fullmatch("[0-9a-f]{64}", found[name]) for name in ("stack_sha256", "run_file_sha256"))
     assert not (tmp_path / "runs").exists()
 

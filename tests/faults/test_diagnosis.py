@@ -27,7 +27,7 @@ def test_a_rank_whose_data_is_late_is_named(program: Program, write_run_file: Ca
     assert code == 0, stderr
     causes = {cause["name"]: cause for cause in json.loads(stdout)["causes"]}
     assert causes["straggler"]["title"] == "Rank 1 is slower than the others"
-    assert "disk" in causes["straggler"]["remedy"]
+    assert "disk" in causes["straggler"]["action"]
     assert causes["straggler"]["lost_s"] > 0.5 * 60 * SLEEP_S
 
 

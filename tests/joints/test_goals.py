@@ -274,7 +274,8 @@ def test_the_same_accelerators_are_planned_priced_measured_and_requested(chain: 
             assert f"parallelism: {nodes} " in said and f"nvidia.com/gpu: '{per_node}'" in said
         else:
             assert f"--nodes={nodes} " in said and f":{per_node} " in said.partition("--gres=gpu:")[2]
-    assert f"{nodes:,} " in chain.sized["verdict"] and f"({accelerators:,} " in chain.sized["verdict"]
+    action = chain.sized["verdict"]["action"]
+    assert f"{nodes:,} " in action and f"({accelerators:,} " in action
 
 
 def test_the_deadline_is_the_time_limit_of_the_job_and_its_partition_takes_it(chain: Chain) -> None:
@@ -294,7 +295,7 @@ def test_the_deadline_is_the_time_limit_of_the_job_and_its_partition_takes_it(ch
 
 
 def test_the_stack_and_the_order_list_have_all_nodes_of_the_run_file_and_their_network(chain: Chain) -> None:
-    assert chain.run("deploy", "check", "stack.yaml").strip() == "nothing found in 1 file"
+    assert chain.run("deploy", "check", "stack.yaml").strip() == "Use it as it is: nothing found in 1 file."
     assert "slurm.conf" in chain.run("deploy", "render", "stack.yaml", "--into", "project")
     stack, whole, plan = chain.stack, chain.whole, chain.planned["cluster"]
     same = ("num_nodes", "nics", "node_bytes_per_s", "network", "oversubscription", "accelerators_per_node")
@@ -352,4 +353,4 @@ def test_an_acceptance_takes_the_run_file_and_the_stack_as_they_are(
     drift = ClusterVerification("hall", (NodeVerdict("gpu1", "clock", "fail", "1 s off", "synchronised"),))
     monkeypatch.chdir(chain.folder)
     found = accept_cluster("stack.yaml", "run.yaml", lambda: drift)
-    assert (found.verdict, len(found.nodes)) == ("not accepted", chain.whole.num_nodes)
+    assert (found.outcome, len(found.nodes)) == ("not accepted", chain.whole.num_nodes)

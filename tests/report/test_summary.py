@@ -16,7 +16,7 @@ from trainworks.record.measured.finished_run import finished_run as finished_run
 from trainworks.record.resolved import CompileChoice, ExpectedStep
 from trainworks.report.runs.part import printable
 from trainworks.report.runs.summary import Report, build_report
-from trainworks.report.wording import headline, key_figures
+from trainworks.report.wording import key_figures
 
 RunStart = Callable[..., Any]
 
@@ -98,11 +98,12 @@ def test_failures_keep_their_order_and_traceback(finished_run: Any) -> None:
 def test_the_root_of_an_attempts_failures_is_not_the_peer_that_lost_it(start_run: RunStart) -> None:
     run = start_run().launch().steps(5).fail(cause="peer_lost", rank=0).wait(0.1).fail(cause="oom", rank=1)
     assert [failure.is_root for failure in run.report().failures] == [False, True]
-    assert headline(run.status("FAILED").report()) == "Rank 1 failed: oom"
+    assert run.status("FAILED").report().verdict.figure.startswith("rank 1 failed after ")
 
 
 def test_a_run_that_failed_without_a_failure_names_the_cause_of_its_state(start_run: RunStart) -> None:
-    assert headline(start_run().launch().status("FAILED", cause="agent_lost").report()) == "The run failed: agent_lost"
+    report = start_run().launch().status("FAILED", cause="agent_lost").report()
+    assert (report.verdict.figure, report.verdict.signal) == ("the run failed, agent_lost", "stop")
 
 
 def test_a_lost_run_ends_with_its_last_sign_of_life(start_run: RunStart) -> None:

@@ -51,7 +51,7 @@ def test_findings_exit_with_1_and_name_their_place(script: Path) -> None:
 
 def test_a_clean_file_exits_with_0(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("torchrun --standalone --nproc-per-node=8 train.py\n")
-    assert command(tmp_path) == (0, "nothing found in 1 file\n")
+    assert command(tmp_path) == (0, "Use it as it is: nothing found in 1 file.\n")
 
 
 def test_json_has_the_documented_keys(script: Path) -> None:
@@ -89,7 +89,8 @@ def test_github_gets_a_workflow_command_per_finding(script: Path) -> None:
 
 def test_a_safe_correction_is_written_and_changes_nothing_else(script: Path) -> None:
     code, text = command(script, "--fix")
-    assert (code, text) == (0, "corrected 2; nothing found in 1 file\n")
+    said = "Use it as it is: nothing found in 1 file.\n\ncorrected 2; nothing found in 1 file\n"
+    assert (code, text) == (0, said)
     assert script.read_text() == "export NCCL_SOCKET_IFNAME=^lo,docker0\nib_send_bw -d mlx5_0\n"
 
 

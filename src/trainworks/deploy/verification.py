@@ -17,7 +17,8 @@ from trainworks.deploy.node_groups import container_runtimes, nccl_settings
 from trainworks.deploy.playbook import Answer
 from trainworks.deploy.rollout import ASLEEP, CHECK, HEALTH
 from trainworks.host.listening import EXPORTER_PORTS
-from trainworks.results import Result
+from trainworks.results import Result, ResultVerdict
+from trainworks.units import format_counted
 
 Outcome = Literal["pass", "warn", "fail"]
 
@@ -39,6 +40,19 @@ class ClusterVerification(Result):
 
     cluster: str
     verdicts: tuple[NodeVerdict, ...]
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """The check to mend first, and how many there are; or that all hosts run what the stack says."""
+        hosts = format_counted(len({each.host for each in self.verdicts}), "host")
+        for outcome in ("fail", "warn"):
+            found = [each for each in self.verdicts if each.outcome == outcome]
+            if found:
+                first, more = found[0], f"{format_counted(len(found), 'check')} of {len(self.verdicts):,} on {hosts}"
+                figure = f"found {first.found}, the stack says {first.expected}"
+                action = f"{'Mend' if outcome == 'fail' else 'Look at'} {first.check} of {first.host}"
+                return ResultVerdict(action, figure, more, "stop" if outcome == "fail" else "check")
+        return ResultVerdict("Give it its jobs", f"{len(self.verdicts):,} checks on {hosts} are as the stack says")
 
     @property
     def failed(self) -> bool:

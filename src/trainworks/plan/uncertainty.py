@@ -52,6 +52,7 @@ from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.programs import mixture_spread
 from trainworks.plan.shapes.conv_net import ConvNetShape
 from trainworks.record.resolved import ExpectedStep
+from trainworks.record.step_time import LAYOUT_DEVIATION
 
 RATES = tuple(field.name for field in fields(Slowdowns) if field.name != "links")
 """Physical rates whose slowdown is learned."""
@@ -78,11 +79,6 @@ _FREEDOM = 4.0
 _ITERATIONS = 12
 _STEP = 0.02
 """Relative step of the difference quotient."""
-_OWN = 0.037
-"""Standard deviation of the errors that a layout has for itself. Set to: 25 published jobs that were timed in at least
-four layouts; the one that was predicted fastest was 2.0 % (standard error 1.5 %) slower than predicted, beyond its
-job's mean; this is the deviation for which `selection_bias` says the same. Errors within a job differ by 5.4 %
-(median), but similar layouts share most of theirs."""
 _NODES, _WEIGHTS = hermegauss(24)
 _PHI = np.frompyfunc(lambda z: 0.5 * math.erfc(-z / math.sqrt(2.0)), 1, 1)
 """Normal distribution function."""
@@ -291,7 +287,7 @@ def interval_s(parts: Array, belief: Belief) -> tuple[Array, Array]:
     return seconds / spread, seconds * spread
 
 
-def selection_bias(seconds: Array, *, own: float = _OWN) -> float:
+def selection_bias(seconds: Array, *, own: float = LAYOUT_DEVIATION) -> float:
     """Expected logarithm of true over predicted seconds of the layout that a search predicts fastest.
 
     A search picks the layout whose own error is luckiest (the winner's curse). Errors of rates and software, which the

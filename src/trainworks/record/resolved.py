@@ -11,9 +11,9 @@ from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
 from trainworks.record.run_environment import ResolvedEnvironment
-from trainworks.record.step_time import StepTimeGroups, StepTimeTerms
+from trainworks.record.step_time import TIE, StepTimeGroups, StepTimeTerms
 from trainworks.record.usage import QUIET_SHARE
-from trainworks.results import Result
+from trainworks.results import Result, ResultVerdict
 from trainworks.units import Money, format_duration
 
 
@@ -232,6 +232,30 @@ class ResolvedRun(Result, Spec):
     it out of service alone, or give the job other nodes."""
     observers: tuple[tuple[str, str], ...] = ()
     """Module and name of each process that reports the run, to a tracker or by messages; see `track` and `notify`."""
+
+    @property
+    def verdict(self) -> ResultVerdict | None:
+        """Start with the planned layout, or change the steps or the deadline; None for a command without a plan."""
+        plan, deadline = self.plan, self.run_file.goal.deadline
+        if plan is None:
+            return None
+        if deadline is not None and plan.run_time_s > deadline:
+            missed = f"{format_duration(plan.run_time_s)} predicted, {format_duration(deadline)} is the deadline"
+            return ResultVerdict("Train for fewer steps, or move the deadline", missed, signal="stop")
+        action = "Start it" if plan.of_command else f"Start it with {plan.layout.describe()}"
+        figure = f"{format_duration(plan.step_time.total_s)} a step, {format_duration(plan.run_time_s)} in all"
+        if self.calibration is not None and (share := self.calibration.others_share or 0.0) > QUIET_SHARE:
+            busy = f"other programs used {share:.0%} of the cores meanwhile: `--recalibrate` on a quiet machine"
+            return ResultVerdict(action, figure, busy, "check")
+        return ResultVerdict(action, figure, self._near(plan))
+
+    def _near(self, plan: Plan) -> str:
+        """The next layout, where the plan is not sure of its distance and no step of it was timed; else empty."""
+        others = [each for each in plan.compared if each.layout != plan.layout]
+        near = min(others, key=lambda each: each.step_s, default=None)
+        if near is None or near.measured_s is not None or near.step_s > TIE * plan.step_time.total_s:
+            return ""
+        return f"{near.layout.describe()} may be as fast, `--tune` times both"
 
     def in_place_of(self, before: ResolvedRun) -> ResolvedRun:
         """This plan for the run of an earlier one, whose origin, checks of nodes and observers stay."""

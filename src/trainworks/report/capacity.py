@@ -271,6 +271,7 @@ def shared_document(shared: SharedCapacity) -> Document:
             Section("", [Table([*columns, Column("node and what one job of each takes", wrap=True)], rows)]),
             Section("", [Text(f"not {name}: {reason}") for name, reason in shared.skipped.items()]),
         ],
+        verdict=shared.verdict,
     )
 
 

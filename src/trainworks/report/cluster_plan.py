@@ -64,6 +64,7 @@ def document(plan: ClusterPlan) -> Document:
         ],
         about=f"{plan.global_batch} sequences per step, {job.precision}",
         notes=plan.notes,
+        verdict=plan.verdict,
     )
 
 
@@ -234,6 +235,7 @@ def comparison_document(comparison: LayoutComparison) -> Document:
         [Section("", [Facts.from_mapping(names)]), *_layout_bars([this, best]), Section("", [_terms(this, best)])],
         about=f"{comparison.proposed.global_batch} sequences per step, {comparison.proposed.job.precision}",
         notes=comparison.this.notes,
+        verdict=comparison.verdict,
     )
 
 

@@ -38,35 +38,37 @@ to_json.register(Diagnosis, model_json)
 
 @build_document.register
 def document(diagnosis: Diagnosis) -> Document:
-    """The causes in order of the seconds that they cost."""
+    """What can be mended, by the seconds that it gains, and the start on a line of its own."""
     causes = diagnosis.causes
-    heading: list[Block] = [Text(_headline(diagnosis), "bold"), Facts(_figures(diagnosis), figures=True)]
+    heading: list[Block] = [Facts(_figures(diagnosis), figures=True)]
     if causes:
-        heading.append(Table([Column("cause"), *right("lost", "share"), Column("", only="text")], _rows(diagnosis)))
+        columns = [Column("cause"), *right("lost", "share", "gain"), Column("", only="text")]
+        heading.append(Table(columns, _rows(diagnosis)))
     return Document(
         f"Why {diagnosis.run_id} is slow",
         "diagnosis",
         [
             Section("", heading),
             *(Section(f"{number}. {cause.title}", [*_cause(cause)]) for number, cause in enumerate(causes, start=1)),
+            Section("Start-up", [*_cause(diagnosis.start)] if diagnosis.start else []),
         ],
         notes=diagnosis.notes,
         badge=Styled(diagnosis.state),
+        verdict=diagnosis.verdict,
     )
 
 
-def _headline(diagnosis: Diagnosis) -> str:
-    if not diagnosis.causes:
-        return "No cause cost 1 % of the time or more."
-    first = diagnosis.causes[0]
-    share = format_percent(first.lost_s / diagnosis.held_s)
-    return f"{first.title}: {format_duration(first.lost_s)}, {share} of the time."
-
-
 def _figures(diagnosis: Diagnosis) -> list[Fact]:
+    start = diagnosis.start
+    beyond = f", {format_duration(start.mendable_s)} more than planned" if start and start.mendable_s else ""
     return [
         Fact("held", format_duration(diagnosis.held_s), "time that the accelerators were held"),
         Fact("lost", format_duration(diagnosis.lost_s), "to the causes below"),
+        *(
+            []
+            if start is None
+            else [Fact("start-up", format_duration(start.lost_s), f"once, to the first step{beyond}")]
+        ),
         Fact("runtime goodput", format_percent(diagnosis.runtime_goodput), "productive / held time"),
         Fact("step", format_amount(diagnosis.step_s, "s"), _of_a_step(diagnosis)),
     ]
@@ -83,20 +85,22 @@ def _of_a_step(diagnosis: Diagnosis) -> str:
 
 
 def _rows(diagnosis: Diagnosis) -> list[list[str]]:
-    lost_s: dict[str, float] = {cause.name: cause.lost_s for cause in diagnosis.causes}
-    if diagnosis.small_s > 0:
-        lost_s["smaller causes"] = diagnosis.small_s
+    rows: list[tuple[str, float, str]] = []
+    for each in diagnosis.causes:
+        gain = format_duration(each.mendable_s) if each.mendable_s else "none"
+        rows.append((each.name, each.lost_s, "?" if each.saves_s is None else gain))
+    rows += [("smaller causes", diagnosis.small_s, "")] if diagnosis.small_s > 0 else []
     whole = diagnosis.held_s
     return [
-        [name, format_duration(lost), format_percent(lost / whole), FULL_BLOCK * round(_BAR_WIDTH * lost / whole)]
-        for name, lost in lost_s.items()
+        [name, format_duration(lost), format_percent(lost / whole), gain, FULL_BLOCK * round(_BAR_WIDTH * lost / whole)]
+        for name, lost, gain in rows
     ]
 
 
 def _cause(cause: LostTime) -> Iterator[Block]:
     yield Bullets([printable(each) for each in cause.evidence])
-    gain = "" if not cause.saves_s else f" Predicted gain: {format_duration(cause.saves_s)} of the recorded time."
-    yield Text(f"{cause.remedy}{gain}")
+    gain = f"Predicted gain: {format_duration(cause.saves_s)} of the recorded time." if cause.saves_s else ""
+    yield Text(" ".join(filter(None, (f"{cause.action}.", cause.remedy, gain))))
     if cause.setting:
         yield Preformatted(f"  {cause.setting}")
 

@@ -39,6 +39,7 @@ def document(resolved: ResolvedRun) -> Document:
             ),
             Section(LAYOUTS, [_compared(plan)] if len(plan.compared) > 1 else []),
         ],
+        verdict=resolved.verdict,
     )
 
 

@@ -38,6 +38,7 @@ def document(plan: NetworkPlan) -> Document:
         ],
         about=f"{design.topology}, {switches}, {cables}",
         notes=_all_notes(plan),
+        verdict=plan.verdict,
     )
 
 

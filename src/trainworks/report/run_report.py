@@ -34,7 +34,8 @@ from trainworks.report.runs.comparison import Comparison, Difference
 from trainworks.report.runs.curves import Line, Point
 from trainworks.report.runs.outcome import OutOfMemory, finding, remedy_lines
 from trainworks.report.runs.part import format_amount, format_percent, format_relative
-from trainworks.report.runs.summary import ProfiledRank, Report
+from trainworks.report.runs.products import ProfiledRank
+from trainworks.report.runs.summary import Report
 from trainworks.units import format_bytes, format_count, format_duration
 
 _BAR_WIDTH = 24
@@ -53,12 +54,11 @@ to_json.register(Report, model_json)
 @build_document.register
 def document(report: Report) -> Document:
     """The whole report; sections without content are left out."""
-    sentence = wording.headline(report)
-    texts = [report.message, f"hint: {report.hint}" if report.hint else None]
-    outcome = [*([Text(f"{sentence}.", "bold")] if sentence else []), *(Text(text) for text in texts if text)]
+    is_said = report.verdict.unless and report.verdict.signal == "stop"  # a failure ends its verdict with its hint
+    texts = [report.message, f"hint: {report.hint}" if report.hint and not is_said else None]
     sections = [
         Section("", _heading(report)),
-        Section("", outcome),
+        Section("", [Text(text) for text in texts if text]),
         Section("", [Facts([Fact(*figure) for figure in wording.key_figures(report)], figures=True)]),
         Section("Out of memory", _out_of_memory(report.out_of_memory) if report.out_of_memory else []),
         Section("Loss", _loss(report), only="page"),
@@ -84,19 +84,19 @@ def document(report: Report) -> Document:
         max_width=_MAX_WIDTH,
         footer=f"Started {_date(report.started_at)}, report of {_date(report.generated_at)}, trainworks "
         f"{report.trainworks}. Every number is from the run's own record.",
+        verdict=report.verdict,
     )
 
 
 def brief(report: Report, record: str, command: str) -> Document:
     """The end of a run in at most ten lines of 80 columns: a verdict, what was planned and measured, and the record."""
-    sentence = wording.headline(report)
     steps = next(
         (f", {f'{done} {of}'.strip()} steps" for name, done, of in wording.key_figures(report) if name == "steps"), ""
     )
-    verdict = f"{report.run_id}  {report.state} after {format_duration(report.wall_clock_s)}{steps}"
+    ended = f"{report.run_id}  {report.state} after {format_duration(report.wall_clock_s)}{steps}"
     figures = [Fact(*figure) for figure in wording.brief_figures(report)]
     rest = Text(f"record: {record}, page: report.html; more: {command}", only="text")
-    blocks = [Text(verdict, "bold"), *([Text(f"{sentence}.")] if sentence else []), Facts(figures, figures=True), rest]
+    blocks = [Text(ended, "bold"), Text(report.verdict.sentence), Facts(figures, figures=True), rest]
     return Document(report.run_id, "report", [Section("", blocks)], max_width=_MAX_WIDTH)
 
 

@@ -87,10 +87,10 @@ def document(proposal: Proposal) -> Document:
             Section("storage", [_storage(details)]),
             Section(f"{cost.name}: {money.format(cost.value)}", plot, only="page"),
             Section("own or rent", [Text(line) for line in _own_or_rent(details.ownership, request)]),
-            Section("verdict", [Text(proposal.verdict)]),
             Section("where the figures come from", _derivations(proposal.figures), only="page"),
         ],
         notes=[*details.plan.notes, *request.price_notes, *money.notes, *filter(None, prices)],
+        verdict=proposal.verdict,
     )
 
 
@@ -349,7 +349,6 @@ def _(proposal: Proposal) -> Mapping[str, object]:
     details, goal = proposal.details, proposal.request.goal
     return {
         "proposal": _alternative_json(proposal.chosen, goal),
-        "verdict": proposal.verdict,
         "reasons": proposal.reasons,
         "alternatives": [_alternative_json(item, goal) for item in proposal.sized.alternatives],
         "not_proposed": [asdict(item) for item in proposal.sized.skipped],

@@ -56,18 +56,6 @@ def amount_bar(name: str, parts: Mapping[str, float | None], unit: str) -> Bar:
     return Bar(name, format_amount(sum(each.value for each in segments) or None, unit), segments)
 
 
-def headline(report: Report) -> str:
-    """First sentence of the report: why the run ended early, or the biggest difference from the plan."""
-    if report.state == "LOST":
-        return "The supervisor is gone without a last word"
-    if report.state == "FAILED":
-        return _failure_headline(report)
-    if report.comparison and report.comparison.findings:
-        finding = report.comparison.findings[0]
-        return finding[:1].upper() + finding[1:]
-    return "No steps have been recorded yet" if report.training and not report.training.steps_done else ""
-
-
 def failures_of(report: Report, attempt: ReportedAttempt | None) -> list[Failure]:
     """The failures of one attempt, their root first; of None, those outside any attempt."""
     own = [
@@ -153,7 +141,7 @@ def brief_figures(report: Report) -> list[tuple[str, str, str]]:
         figures.insert(1, (f"held-out {held_out.decided_by or name}", last, remark))
     if restarts := len(report.attempts) - len({attempt.launch for attempt in report.attempts}):
         roots = [failure for failure in report.failures if failure.is_root][:restarts]
-        why = ", ".join(dict.fromkeys(f"{_who(failure)} {failure.cause}" for failure in roots[-2:]))
+        why = ", ".join(dict.fromkeys(f"{failure.who} {failure.cause}" for failure in roots[-2:]))
         figures.append(("restarts", f"{restarts:,}", f"at last {why}" if restarts > 2 else why))
     return figures
 
@@ -214,17 +202,6 @@ def basis_text(comparison: Comparison) -> str:
     if comparison.num_other_steps:
         basis += f"Not compared: {_counted(comparison.num_other_steps, 'step')} of an earlier layout. "
     return f"{basis}Difference = (measured - planned) / planned. Peak FLOP/s of the MFU: {comparison.peak_source}."
-
-
-def _who(failure: Failure) -> str:
-    return f"node {failure.node}" if failure.rank is None else f"rank {failure.rank}"
-
-
-def _failure_headline(report: Report) -> str:
-    roots = [failure for failure in report.failures if failure.is_root]
-    if not roots:
-        return f"The run failed: {report.cause or 'no cause was recorded'}"
-    return f"{_who(roots[-1]).capitalize()} failed: {roots[-1].cause}"
 
 
 def _loss_remark(done: Training) -> str:

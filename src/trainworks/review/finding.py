@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trainworks.results import Result
+from trainworks.results import Result, ResultVerdict
 from trainworks.review.versions import Releases
+from trainworks.units import format_counted
 
 Severity = Literal["error", "warning", "note"]
 """`error`: the job fails or hangs; `warning`: it loses speed, data or time; `note`: it is outdated. Levels of SARIF."""
@@ -88,3 +90,19 @@ class ReviewReport(Result):
     """Files that were read."""
     fixed: int = 0
     """Findings that were corrected in the files; `findings` are those that remain."""
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """The first finding of the worst severity, and how many there are of each; or that nothing was found."""
+        count = Counter(each.severity for each in self.findings)
+        order: tuple[Severity, ...] = ("error", "warning", "note")
+        worst = next((each for level in order for each in self.findings if each.severity == level), None)
+        files = format_counted(self.files, "file")
+        if worst is None:
+            return ResultVerdict("Use it as it is", f"nothing found in {files}")
+        found = " and ".join(format_counted(count[level], level) for level in order if count[level])
+        action = f"Mend {worst.place}{' first' if len(self.findings) > 1 else ''}"
+        if worst.severity != "error":
+            action = f"Use it, and look at {worst.place}"
+        signal: Literal["stop", "check"] = "stop" if worst.severity == "error" else "check"
+        return ResultVerdict(action, f"{worst.rule}, {worst.message}", f"{found} in {files}", signal)

@@ -13,7 +13,7 @@ from trainworks.catalog.catalog import node
 from trainworks.catalog.cluster import cluster_of_nodes
 from trainworks.plan.reliability.scenario import CAUSES, SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate
-from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose, front, reasons
+from trainworks.plan.sizing.proposal import Alternative, SizingGoal, choose, front, reasons, tie
 from trainworks.plan.trace import fact
 
 DAY_S = 86400.0
@@ -102,3 +102,24 @@ def test_a_cheaper_one_that_misses_the_goal_is_named_with_the_reason() -> None:
 @pytest.mark.parametrize("budget", [None, 10.0])
 def test_everything_meets_no_wish_at_all(budget: float | None) -> None:
     assert alternative(1.0, 1.0).meets(goal(days=None, budget=budget))
+
+
+@pytest.mark.parametrize(
+    ("cost_usd", "name", "is_tie"),
+    [
+        (101.0, "DGX H100", True),
+        (110.0, "DGX H100", False),  # of the same accelerator: errors of its rates are the same for both
+        (110.0, "DGX A100", True),
+        (140.0, "DGX A100", False),
+    ],
+)
+def test_a_price_within_what_a_prediction_is_sure_of_has_no_winner(cost_usd: float, name: str, is_tie: bool) -> None:
+    chosen, other = alternative(100.0, 9.0), alternative(cost_usd, 5.0, name=name)
+    said = tie(chosen, [chosen, other], goal(), spread=1.25)
+    assert ("no clear winner" in said and "half of its runs are done in 5d 0h" in said) == is_tie
+
+
+def test_capacity_that_is_taken_away_and_what_misses_the_goal_is_no_rival() -> None:
+    chosen = alternative(100.0, 9.0)
+    rivals = [alternative(90.0, 9.0, contract="spot"), alternative(90.0, 99.0)]
+    assert tie(chosen, [chosen, *rivals], goal(), spread=1.25) == ""

@@ -15,10 +15,10 @@ from trainworks.config.quantities import StepWindow
 from trainworks.errors import QuantityError, RunFailedError, UsageError
 from trainworks.host.clock import SystemClock
 from trainworks.observe.diagnosis.layout_prices import LayoutPrices
-from trainworks.observe.diagnosis.lost_time import Diagnosis
+from trainworks.observe.diagnosis.lost_time import WORTH, Diagnosis
 from trainworks.observe.diagnosis.run_facts import NcclTransport, RunFacts, read_transport
 from trainworks.observe.diagnosis.slow_steps import SLOW_STEP_CAUSES
-from trainworks.observe.diagnosis.stops import STOP_CAUSES
+from trainworks.observe.diagnosis.stops import STOP_CAUSES, first_start
 from trainworks.plan.run.layout import choose_layouts
 from trainworks.plan.run.pricing import pricing, run_job
 from trainworks.plan.run.processes import memory_per_rank
@@ -42,7 +42,7 @@ _MOST_LOGS = 16
 
 
 def why(run: Run | str | None = None, *, folder: Path | str = "runs") -> Diagnosis:
-    """Find the causes of lost time in a run, the costliest first, each with evidence and a remedy.
+    """Find the causes of lost time in a run, those first whose remedy gains most, each with evidence.
 
     Args:
         run: a run, or its id or path, or number of its job; the newest run of the folder when None.
@@ -108,21 +108,17 @@ def _prices(resolved: ResolvedRun) -> LayoutPrices | None:
     )
 
 
-_WORTH = 0.01
-"""Share of the held time from which a cause is listed."""
-
-
 def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
-    """Every cause of lost time in the record of a run, the costliest first.
+    """Every cause of lost time in the record of a run, by what its remedy can gain, then by its seconds.
 
-    What a run pays once, its first start, does not count for the order: in a short run it would hide every cause that
-    lasts. `state` of the run is for the heading.
+    What a run pays once, its first start, stands apart: in a short run it would hide every cause that lasts. `state` of
+    the run is for the heading.
     """
     found = [
         cause for judge in (*SLOW_STEP_CAUSES, *STOP_CAUSES) if (cause := judge(facts)) is not None and cause.lost_s > 0
     ]
-    found.sort(key=lambda cause: cause.once_s - cause.lost_s)
-    least_s = _WORTH * facts.ledger.held_s
+    found.sort(key=lambda cause: (-cause.mendable_s, -cause.lost_s))
+    least_s = WORTH * facts.ledger.held_s
     return Diagnosis(
         run_id=facts.resolved.run_id,
         state=state,
@@ -133,6 +129,7 @@ def diagnose(facts: RunFacts, *, state: str) -> Diagnosis:
         planned_step_s=facts.plan.step_time.total_s if facts.plan else None,
         anchor=facts.anchor,
         causes=tuple(cause for cause in found if cause.lost_s >= least_s),
+        start=first_start(facts),
         small_s=sum(cause.lost_s for cause in found if cause.lost_s < least_s),
         notes=tuple(_notes(facts)),
     )

@@ -64,11 +64,12 @@ def verified(
     *,
     full: bool,
     as_json: bool,
+    plot: Path | None,
 ) -> int:
     """Show what differs, with `bench` the acceptance of the cluster, too; the exit code."""
     if bench is None:
         found = verify(limit=limit)
-        show(found, as_json=as_json)
+        show(found, as_json=as_json, plot=plot)
         return int(found.failed)
     from trainworks.api.bench import accept_cluster
 
@@ -81,8 +82,8 @@ def verified(
             folder=runs,
             progress=lambda line: say(line, err=True),
         )
-    show(accepted, as_json=as_json)
-    return int(accepted.verdict != "accepted")
+    show(accepted, as_json=as_json, plot=plot)
+    return int(accepted.outcome != "accepted")
 
 
 def show_run(done: PlaybookRun, *, as_json: bool) -> None:

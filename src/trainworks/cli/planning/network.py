@@ -73,11 +73,15 @@ def network_command(
             "--switch-power", metavar="WATTS", min=0, help="Power of a switch; that of the catalogue by default."
         ),
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Write the design as an HTML page.")
+    ] = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prints the best topology, the alternatives, and the time of a job's messages on each."""
     _check_files(draw, cables)
+    check_writable(plot, "--plot")
     check_writable(bill, "--bill")
     check_writable(write_stack, "--write-stack")
     with option_errors():
@@ -106,7 +110,7 @@ def network_command(
         write_file(draw, network_drawing(plan, draw.suffix), "--draw")
     if write_stack is not None:
         write_proposed_stack(plan, write_stack)
-    show(plan, as_json=as_json, figure=explain)
+    show(plan, as_json=as_json, figure=explain, plot=plot)
 
 
 def _check_files(draw: Path | None, cables: Path | None) -> None:

@@ -75,7 +75,7 @@ def report_command(
     """Works during the run, too. Every number comes from the run's own record."""
     found = find(run, runs)
     if as_json:
-        typer.echo(found.report().model_dump_json(indent=2))
+        typer.echo(json.dumps(found.report().to_json(), indent=2))
     else:
         print_report(found, html=html)
 

@@ -15,10 +15,11 @@ from trainworks.measure.bench.measurement import Measurement, Quantity
 from trainworks.measure.bench.node_record import STORAGE, NodeRecord
 from trainworks.measure.bench.outliers import BenchOutlier, find_outliers, with_cables
 from trainworks.measure.bench.short_training import ShortTraining
-from trainworks.measure.bench.verdict import BenchVerdict, Judged, clear_blame, judge
+from trainworks.measure.bench.verdict import BenchVerdict, Judged, clear_blame, judge, verdict_on
 from trainworks.record.measured.bench import unique_names
 from trainworks.record.usage import QUIET_SHARE
-from trainworks.results import Result
+from trainworks.results import Result, ResultVerdict
+from trainworks.units import format_counted, format_duration
 
 _NOT_THERE = ("no accelerator", "one node has no link")
 """Begin the reasons of parts that a healthy cluster may lack."""
@@ -65,6 +66,33 @@ class BenchReport(Result):
         has_failed = self.training is not None and self.training.verdict is BenchVerdict.FAIL
         is_weak = all(each.verdict is BenchVerdict.WEAK for each in self.wrong)
         return is_weak and not (self.outliers or self.lacking or has_failed)
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """The node, device or link to repair first, what to measure again, or that the nodes are fit to train."""
+        if self.outliers:
+            worst = self.outliers[0]
+            subjects = len({each.subject for each in self.outliers})
+            figure = f"{worst.measurement.name} is {worst.share:.0%} of the median of its peers"
+            cables = f"its cables are {', '.join(worst.cables)}" if worst.cables else ""
+            unless = f"{format_counted(subjects, 'subject')} differ from their peers" if subjects > 1 else cables
+            return ResultVerdict(f"Repair {worst.subject} before you train", figure, unless, "stop")
+        if self.lacking:
+            return ResultVerdict("Bring back the missing accelerators", "; ".join(self.lacking), signal="stop")
+        found = verdict_on(self.judged)
+        if found.signal == "stop":
+            return found
+        if self.training is not None and self.training.verdict is BenchVerdict.FAIL:
+            slow = "" if self.training.step_s is None else f"{format_duration(self.training.step_s)} a step measured, "
+            action = "Find out why training is slow, although the parts are not"
+            return ResultVerdict(action, f"{slow}{self.training.reason}", signal="stop")
+        if not self.is_complete:
+            done = sum(record.is_complete for record in self.records)
+            action = f"Continue it with `trainworks bench --resume {self.run}`"
+            return ResultVerdict(
+                action, f"{done} of {format_counted(len(self.records), 'node')} measured", signal="check"
+            )
+        return found
 
     @property
     def skipped(self) -> list[tuple[str, str, tuple[str, ...]]]:

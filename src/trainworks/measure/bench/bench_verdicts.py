@@ -21,9 +21,9 @@ from trainworks.measure.bench.expected import (
     ranks_of,
 )
 from trainworks.measure.bench.measurement import Measurement, Quantity
-from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge
+from trainworks.measure.bench.verdict import BenchVerdict, Judged, judge, verdict_on
 from trainworks.record.measured.measurement import MOST_OFF, LearnedCollective, LearnedRate, MeasuredCurve, MeasuredRate
-from trainworks.results import Result
+from trainworks.results import Result, ResultVerdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class BenchVerdicts(Result):
     """Description of the hardware that they are held against; empty where each says its own."""
     learned: Path | None = None
     """File that plans of this kind of cluster learn from; None where nothing was stored."""
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """What to repair first, what to measure again, or that nothing is wrong."""
+        return verdict_on(self.judged)
 
     @property
     def bad(self) -> tuple[Judged, ...]:

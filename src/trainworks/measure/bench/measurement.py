@@ -52,3 +52,13 @@ class Measurement:
     subject: str
     tool: str
     conditions: Mapping[str, str | float] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What was measured, with the conditions that tell figures of a kind apart."""
+        about = self.conditions
+        words = [str(about[name]) for name in ("precision", "operation", "direction", "transport") if name in about]
+        words += [f"rail {about['rail']:g}"] if isinstance(about.get("rail"), int | float) else []
+        words += [f"cache {about['cache']}"] if about.get("cache") in ("not dropped", "unknown") else []
+        words += [str(about["setting"])] if about.get("setting", "default") != "default" else []
+        return " ".join([self.quantity.value.replace("_", " "), *words])

@@ -14,7 +14,7 @@ A value above the bound is explained by the slip of units or counting that is ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -22,7 +22,8 @@ from trainworks.catalog.bounds import Bound, bus_factor, busbw_bound, group_of
 from trainworks.catalog.catalog import has, link
 from trainworks.measure.bench import expected
 from trainworks.measure.bench.measurement import Measurement, Quantity
-from trainworks.units import format_quantity
+from trainworks.results import ResultVerdict
+from trainworks.units import format_counted, format_quantity
 
 
 class BenchVerdict(StrEnum):
@@ -98,6 +99,38 @@ class Judged:
     bound: Bound | None = None
     slip: str | None = None
     """The mistake that explains a value above the bound."""
+
+
+def verdict_on(judged: Sequence[Judged]) -> ResultVerdict:
+    """What several figures come down to: the worst one where one is bad, or how many are as expected."""
+    by: dict[BenchVerdict, list[Judged]] = {}
+    for each in judged:
+        by.setdefault(each.verdict, []).append(each)
+    count = {verdict: len(found) for verdict, found in by.items()}
+    counted = ", ".join(f"{count[verdict]} {verdict.value}" for verdict in BenchVerdict if verdict in count)
+    if found := by.get(BenchVerdict.IMPOSSIBLE):
+        action = f"Measure {found[0].measurement.subject} again with another tool or unit"
+        return ResultVerdict(action, f"its {found[0].measurement.name} is {found[0].reason}", counted, "stop")
+    if found := by.get(BenchVerdict.FAIL):
+        worst = min(found, key=lambda each: each.share or 0.0)
+        action = f"Repair {worst.measurement.subject} before you train"
+        return ResultVerdict(action, f"its {worst.measurement.name} is {worst.reason}", counted, "stop")
+    if BenchVerdict.BUSY in by:
+        action = "Measure again without other programs on the nodes"
+        return ResultVerdict(
+            action, f"{format_counted(count[BenchVerdict.BUSY], 'figure')} have no verdict", counted, "check"
+        )
+    if found := by.get(BenchVerdict.WEAK):
+        worst = min(found, key=lambda each: each.share or 0.0)
+        action = f"Train, and keep an eye on {worst.measurement.subject}"
+        return ResultVerdict(action, f"its {worst.measurement.name} is {worst.reason}", counted, "check")
+    if BenchVerdict.PASS in by:
+        held = count[BenchVerdict.PASS]
+        unjudged = count.get(BenchVerdict.NO_EXPECTATION, 0)
+        unless = f"{format_counted(unjudged, 'figure')} have nothing to be held against" if unjudged else ""
+        return ResultVerdict("Train on them", f"{format_counted(held, 'figure')} as expected, none below", unless)
+    action = "Name the hardware with `--expect` to have the figures judged"
+    return ResultVerdict(action, f"{format_counted(len(judged), 'figure')}, and no expectation of any", signal="check")
 
 
 def judge(measurement: Measurement, yardstick: expected.Yardstick) -> Judged:

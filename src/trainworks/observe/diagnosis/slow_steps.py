@@ -23,15 +23,16 @@ def lost_to_data(facts: RunFacts) -> LostTime | None:
     if not facts.rows or lost_s <= 0:
         return None
     planned = facts.planned.data_s if facts.planned else None
-    remedy = "Feed the ranks faster: prepare the data once, keep it on a local disk, and read larger files."
     return LostTime(
         name="data",
         title="The ranks wait for data",
         lost_s=lost_s,
         evidence=(_data_evidence(facts), *_planned(planned, facts.median_of("data_s"))),
-        remedy=f"{remedy} Measure the disk with the command below.",
+        action="Feed the ranks faster",
+        remedy="Prepare the data once, so that a step does no work per sample, keep it on a local disk, and read "
+        "larger files. Measure the disk with the command below.",
         setting="trainworks bench storage",
-        saves_s=None if planned is None else max(0.0, lost_s - planned * len(facts.rows)),
+        saves_s=max(0.0, lost_s - (planned or 0.0) * len(facts.rows)),
     )
 
 
@@ -59,14 +60,16 @@ def lost_to_slow_ranks(facts: RunFacts) -> LostTime | None:
     is_one = first.extra_s >= _MOSTLY * extra_s
     title = f"Rank {first.rank} is slower than the others" if is_one else "The slowest rank changes from time to time"
     lost_s = facts.shares.slow_ranks_s
+    action, remedy = _slow_rank_remedy(first, facts)
+    if not is_one:
+        action, remedy = "Keep other programs off the nodes, and pin ranks to cores", ""
     return LostTime(
         name="straggler",
         title=title,
         lost_s=lost_s,
         evidence=tuple(_slow_rank(one, facts) for one in ranks[:3]),
-        remedy=_slow_rank_remedy(first, facts)
-        if is_one
-        else "Keep other programs off the nodes, and pin ranks to cores.",
+        action=action,
+        remedy=remedy,
         setting="trainworks health" if is_one else None,
         saves_s=lost_s,
     )
@@ -82,14 +85,16 @@ def _slow_rank(one: SlowRank, facts: RunFacts) -> str:
     return f"{text}; {data:.0%} of that it waited for data" if data >= 0.05 else text
 
 
-def _slow_rank_remedy(one: SlowRank, facts: RunFacts) -> str:
+def _slow_rank_remedy(one: SlowRank, facts: RunFacts) -> tuple[str, str]:
+    """What to do about a slow rank, and how."""
     if one.extra_data_s >= _MOSTLY * one.extra_s:
-        return f"Check the disk and the mounts of the node of rank {one.rank}: its data arrives late."
+        return f"Check the disk and the mounts of the node of rank {one.rank}", "Its data arrives late."
     if facts.plan and facts.plan.layout.pp > 1:
-        return f"Give the pipeline stage of rank {one.rank} fewer layers with `layout.stage_layers`, or check its node."
-    return (
-        f"Check the node of rank {one.rank} for throttled clocks, failing memory and other programs; "
-        "if it stays slow, drain it and resume the run elsewhere."
+        action = f"Give the pipeline stage of rank {one.rank} fewer layers with `layout.stage_layers`"
+        return action, "Or check its node."
+    return f"Check the node of rank {one.rank}", (
+        "Look for throttled clocks, failing memory and other programs; if it stays slow, drain it and resume the run "
+        "elsewhere."
     )
 
 
@@ -111,9 +116,10 @@ def lost_to_bubble(facts: RunFacts) -> LostTime | None:
             f"{plan.layout.pp} stages and {plan.layout.grad_accum_steps} micro-batches a step: planned bubble "
             f"{share:.0%} of a step",
         ),
-        remedy="Use more micro-batches per step, interleave the stages, or use fewer stages.",
+        action=_written(better) or "Use more micro-batches per step",
+        remedy="Or interleave the stages, or use fewer of them.",
         setting=better.setting if better else None,
-        saves_s=better.saves_s(facts.steps_s, of_s=lost_s) if better else None,
+        saves_s=_priced(better, facts, lost_s),
     )
 
 
@@ -123,6 +129,18 @@ def _bubble_remedy(facts: RunFacts) -> PricedLayout | None:
     size = facts.prices.layout.micro_batch
     changes: list[dict[str, object]] = [{"micro_batch": each} for each in range(1, size) if size % each == 0]
     return facts.prices.best_change([*changes, {"zero_bubble": True}, {"interleave": 2}])
+
+
+def _written(better: PricedLayout | None) -> str | None:
+    """The action of a better layout."""
+    return f"Write `{better.setting}`" if better else None
+
+
+def _priced(better: PricedLayout | None, facts: RunFacts, lost_s: float) -> float | None:
+    """The gain of the best layout: 0 where the planner finds none, None where it has no prices."""
+    if facts.prices is None:
+        return None
+    return better.saves_s(facts.steps_s, of_s=lost_s) if better else 0.0
 
 
 def bubble_s(facts: RunFacts) -> float:
@@ -147,7 +165,7 @@ def lost_to_network(facts: RunFacts) -> LostTime | None:
         title="NCCL does not use the network as it could",
         lost_s=lost_s,
         evidence=evidence,
-        remedy=_network_remedy(facts.nccl),
+        action=_network_remedy(facts.nccl),
         setting="trainworks health",
         saves_s=lost_s if facts.planned else None,
     )
@@ -168,12 +186,12 @@ def _network_evidence(nccl: NcclTransport) -> tuple[str, ...]:
 
 def _network_remedy(nccl: NcclTransport) -> str:
     if nccl.disabled:
-        return f"Remove {', '.join(nccl.disabled)} from the environment."
+        return f"Remove {', '.join(nccl.disabled)} from the environment"
     if nccl.is_on_sockets or nccl.found_no_adapter:
-        return "Give the ranks their adapters: load the drivers, pass /dev/infiniband into containers, set NCCL_IB_HCA."
+        return "Give the ranks their adapters (load the drivers, pass /dev/infiniband into containers, set NCCL_IB_HCA)"
     if nccl.unused:
-        return "Name all adapters in NCCL_IB_HCA, and place one beside each accelerator."
-    return "Load nvidia_peermem, or use DMA-BUF, and switch off ACS on the PCI bridges."
+        return "Name all adapters in NCCL_IB_HCA, and place one beside each accelerator"
+    return "Load nvidia_peermem, or use DMA-BUF, and switch off ACS on the PCI bridges"
 
 
 def lost_to_communication(facts: RunFacts) -> LostTime | None:
@@ -184,6 +202,9 @@ def lost_to_communication(facts: RunFacts) -> LostTime | None:
         return None
     better = _communication_remedy(facts)
     planned = facts.planned.communication_s if facts.planned else None
+    saves_s = _priced(better, facts, lost_s)
+    if better is None and planned is not None:  # the layout is the best one: what can be mended is beyond its plan
+        saves_s = max(0.0, lost_s - planned * float(facts.rows.num_steps.sum()))
     return LostTime(
         name="communication",
         title="Communication is not hidden behind compute",
@@ -193,12 +214,10 @@ def lost_to_communication(facts: RunFacts) -> LostTime | None:
             f"and computes {format_duration(facts.median_of('compute_s'))}",
             *_planned(planned, facts.median_of("communication_s")),
         ),
-        remedy="Use the layout below."
-        if better
-        else "Use a faster network, or a larger global batch if the optimization permits it: fewer exchanges "
-        "per token.",
+        action=_written(better) or "Use a faster network, or a larger global batch if the optimization permits it",
+        remedy="" if better else "A larger batch exchanges less per token.",
         setting=better.setting if better else None,
-        saves_s=better.saves_s(facts.steps_s, of_s=lost_s) if better else None,
+        saves_s=saves_s,
     )
 
 
@@ -244,7 +263,8 @@ def _small_micro_batch(facts: RunFacts) -> LostTime | None:
             f"{layout.grad_accum_steps} micro-batches of {_sequences(layout.micro_batch)} make a step",
             f"predicted compute with micro-batches of {better.layout.micro_batch}: {better.compute_ratio:.0%} of now",
         ),
-        remedy="Use a larger micro-batch; the global batch stays the same.",
+        action=f"Write `{better.setting}`",
+        remedy="The global batch stays the same.",
         setting=better.setting,
         saves_s=better.saves_s(facts.steps_s, of_s=lost_s),
     )
@@ -267,7 +287,8 @@ def _small_global_batch(facts: RunFacts) -> LostTime | None:
             f"and updates the weights in {format_duration(facts.median_of('optimizer_s'))}",
             f"predicted compute per token with {4 * batch:,} sequences a step: {compute_ratio:.0%} of now",
         ),
-        remedy="Use a larger global batch if the optimization permits it, with a learning rate to match.",
+        action=f"Write `workload: {{global_batch: {4 * batch}}}` if the optimization permits it",
+        remedy="Set a learning rate to match.",
         setting=f"workload: {{global_batch: {4 * batch}}}",
         saves_s=lost_s,
     )
@@ -292,17 +313,18 @@ def lost_to_recomputation(facts: RunFacts) -> LostTime | None:
         title="The backward pass computes activations again",
         lost_s=lost_s,
         evidence=(f"recompute is `{plan.layout.recompute}`; planned {format_duration(terms.recompute_s)} a step",),
-        remedy="Keep the activations: they fit." if better else _memory_remedy(facts),
+        action=_written(better) or "Keep the activations if the memory holds them",
+        remedy="They fit." if better else _memory_remedy(facts),
         setting=better.setting if better else None,
-        saves_s=better.saves_s(facts.steps_s, of_s=lost_s) if better else None,
+        saves_s=_priced(better, facts, lost_s),
     )
 
 
 def _memory_remedy(facts: RunFacts) -> str:
     if facts.prices is None:
-        return "Keep the activations if the memory holds them."
+        return ""
     limit = format_bytes(facts.prices.limit_bytes)
-    return f"Leave it: without recomputation a rank needs more than its {limit}, or is not faster."
+    return f"Without recomputation a rank needs more than its {limit}, or is not faster."
 
 
 def lost_to_throttling(facts: RunFacts) -> LostTime | None:
@@ -316,9 +338,10 @@ def lost_to_throttling(facts: RunFacts) -> LostTime | None:
         title="Compute slowed down during the run",
         lost_s=min(slow_s, facts.shares.compute_s),
         evidence=(f"steps {begin:,.0f} to {end:,.0f} computed {ratio:.2f} times as long as the fastest part",),
-        remedy="Look for throttled clocks (heat, power limit) and for other programs on the nodes at that time.",
+        action="Look for throttled clocks, and for other programs on the nodes at that time",
+        remedy="Heat and power limits lower clocks.",
         setting="trainworks health",
-        saves_s=slow_s,
+        saves_s=min(slow_s, facts.shares.compute_s),
     )
 
 
@@ -360,8 +383,9 @@ def lost_to_slow_compute(facts: RunFacts) -> LostTime | None:
             f"forward and backward: planned {format_duration(planned_s)} a step, "
             f"measured {format_duration(taken_s / num_steps)}",
         ),
-        remedy="Measure the machine again. If it has become slower, look for other programs and low clocks; "
-        "if not, the plan is too optimistic for this model: profile some steps.",
+        action="Measure the machine again",
+        remedy="If it has become slower, look for other programs and low clocks; if not, look at what the program does "
+        "in a step that the plan does not know, such as checks that were left on: profile some steps.",
         setting="trainworks bench compute",
         saves_s=lost_s,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +13,7 @@ from trainworks.observe.diagnosis.lost_time import LostTime
 from trainworks.observe.diagnosis.run_facts import Cause, RunFacts
 from trainworks.plan.reliability.checkpoint_interval import optimal_interval_s
 from trainworks.plan.reliability.defaults import usual_node_mttf
+from trainworks.plan.run.plan import USUAL_START_S
 from trainworks.record.events import training
 from trainworks.record.events.job import FailureEvent
 from trainworks.record.events.log import E, Event, of_kind
@@ -30,47 +31,87 @@ _EVALUATION_SHARE = 0.05
 """Time of evaluations over that of the steps up to which they are not too frequent: an assumption."""
 
 
-def lost_to_start(facts: RunFacts) -> LostTime | None:
-    """Time from each launch to its first step, the first of them paid once; unknown for a command without steps."""
-    lost_s = facts.ledger.start_s
-    if lost_s <= 0 or not (facts.resolved.is_workload or facts.rows):
+def first_start(facts: RunFacts) -> LostTime | None:
+    """The start that a run pays once, by its parts; its gain is what it took beyond the planner's usual start.
+
+    None where a command records no steps: then it is not known when it began to work.
+    """
+    taken_s = first_start_s(facts.history)
+    if taken_s <= 0 or not (facts.resolved.is_workload or facts.rows):
         return None
+    parts = dict(_start_parts(facts))
+    longest = max(parts, key=parts.__getitem__, default="")
+    action, remedy, setting = _START_REMEDIES.get(longest, _START_REMEDIES[""])
+    beyond_s = max(0.0, taken_s - USUAL_START_S)
+    usual = f"a plan counts on {format_duration(USUAL_START_S)}; paid once: a longer run pays no more for its start"
     return LostTime(
         name="start",
-        title="The accelerators idle before the first step",
-        lost_s=lost_s,
-        once_s=first_start_s(facts.history),
-        evidence=(_start_times(facts), *_start_parts(facts)),
-        remedy="Prepare the data before the run, keep the caches of data and compiled code, and start fewer times.",
-        setting="trainworks data prepare run.yaml" if facts.history.of_kind(training.DataReadyEvent) else None,
+        title="The start takes longer than planned" if beyond_s > 0 else "The accelerators idle before the first step",
+        lost_s=taken_s,
+        evidence=(*(f"{part} took {format_duration(seconds)}" for part, seconds in parts.items()), usual),
+        action=action,
+        remedy=remedy,
+        setting=setting,
+        saves_s=beyond_s,
     )
 
 
-def _start_times(facts: RunFacts) -> str:
-    """How often the start was paid."""
-    launches, first_s = len(facts.history.launches), first_start_s(facts.history)
-    if launches == 1:
-        return "paid once: a longer run pays no more for its start"
-    again_s = facts.ledger.start_s - first_s
-    return f"the first of {launches} launches took {format_duration(first_s)}, the others {format_duration(again_s)}"
+_MEETING, _PREPARING, _COMPILING = "launching the ranks until all had met", "preparing the data", "compiling"
+_START_REMEDIES: Mapping[str, tuple[str, str, str | None]] = {
+    _MEETING: (
+        "Look at imports, name resolution and the disk of the packages",
+        "Ranks meet once they have imported everything and have found the address of the first one.",
+        'python -X importtime -c "import torch"',
+    ),
+    _PREPARING: ("Prepare the data before the run", "The run then uses it.", "trainworks data prepare run.yaml"),
+    _COMPILING: ("Keep the cache of compiled code between runs", "", None),
+    "": (
+        "Look at what opens the data and builds the model",
+        "A profile of the first step shows what it waits for.",
+        None,
+    ),
+}
+"""What to do about the longest part of a start."""
 
 
-def _start_parts(facts: RunFacts) -> Iterator[str]:
-    """Parts of the start that the events of the first launch tell apart."""
+def lost_to_starts(facts: RunFacts) -> LostTime | None:
+    """Time from each later launch to its first step."""
+    first_s = first_start_s(facts.history)
+    lost_s, launches = facts.ledger.start_s - first_s, len(facts.history.launches)
+    if lost_s <= 0 or launches == 1 or not (facts.resolved.is_workload or facts.rows):
+        return None
+    return LostTime(
+        name="start",
+        title="The run starts again and again",
+        lost_s=lost_s,
+        evidence=(
+            f"the first of {launches} launches took {format_duration(first_s)}, the others {format_duration(lost_s)}",
+        ),
+        action="Start fewer times",
+        remedy="Keep the caches of data and compiled code between launches.",
+        saves_s=lost_s,
+    )
+
+
+def _start_parts(facts: RunFacts) -> Iterator[tuple[str, float]]:
+    """Parts of the first start that its events tell apart, and their seconds."""
     launch = facts.history.launches[0]
     ready = _first(launch.events, training.DataReadyEvent)
-    if ready and not ready.get("cached") and ready.get("seconds"):
-        yield f"preparing the data took {format_duration(float(ready['seconds']))}"
+    prepared_s = float(ready["seconds"]) if ready and not ready.get("cached") and ready.get("seconds") else 0.0
     compiled = _first(launch.events, training.CompiledEvent)
-    if compiled:
-        yield f"compiling took {format_duration(float(compiled['compile_s']))}"
+    compiled_s = float(compiled["compile_s"]) if compiled else 0.0
     met = _first(launch.events, training.AttemptEvent)
     if met:
-        yield f"all ranks had met {format_duration(max(0.0, float(met['t']) - launch.start_at))} after the launch"
+        yield _MEETING, max(0.0, float(met["t"]) - launch.start_at)
+    if prepared_s > 0:
+        yield _PREPARING, prepared_s
+    if compiled_s > 0:
+        yield _COMPILING, compiled_s
     if not met or not len(launch.steps):
         return
-    if (later_s := float(launch.steps["t"][0] - launch.steps["step_s"][0]) - float(met["t"])) > 0:
-        yield f"the first step began {format_duration(later_s)} later"
+    later_s = float(launch.steps["t"][0] - launch.steps["step_s"][0]) - float(met["t"])
+    if (rest_s := later_s - prepared_s - compiled_s) > 0:
+        yield "what came before the first step then", rest_s
 
 
 def _first(events: Sequence[Event], kind: type[E]) -> E | None:
@@ -97,11 +138,12 @@ def lost_to_checkpoints(facts: RunFacts) -> LostTime | None:
             f"{format_duration(stall_s)} each",
             f"with a failure every {format_duration(mttf_s)} ({source}) the best interval is {format_duration(best_s)}",
         ),
-        remedy="Save less often: the interval of Young and Daly loses least."
+        action="Save less often" if is_too_often else "Keep the interval, and write faster",
+        remedy="The interval of Young and Daly loses least."
         if is_too_often
-        else "Keep the interval, and write faster: a local disk first, or storage with more bandwidth.",
+        else "Write to a local disk first, or to storage with more bandwidth.",
         setting=_interval(facts, best_s) if is_too_often else None,
-        saves_s=gain * facts.steps_s if is_too_often else None,
+        saves_s=min(lost_s, gain * facts.steps_s) if is_too_often else None,
     )
 
 
@@ -125,7 +167,10 @@ def lost_to_evaluation(facts: RunFacts) -> LostTime | None:
             f"take {format_duration(float(np.median(taken_s)))} each",
             *((f"planned {format_duration(planned.evaluation_s)} each",) if planned else ()),
         ),
-        remedy="Evaluate less often with `eval.every`, or on fewer batches with `eval.steps`.",
+        action=f"Evaluate every {every:,} steps" if is_too_often else "Evaluate on fewer batches with `eval.steps`",
+        remedy=f"They then take {_EVALUATION_SHARE:.0%} of the time of the steps; `eval.steps` makes each shorter."
+        if is_too_often
+        else "",
         setting=f"workload: {{eval: {{every: {every} steps}}}}" if is_too_often else None,
         saves_s=lost_s * (1 - settings.every_steps / every) if is_too_often else None,
     )
@@ -150,7 +195,9 @@ def lost_to_callbacks(facts: RunFacts) -> LostTime | None:
         title=f"The callback `{workload.callbacks[costliest]}` holds up the run",
         lost_s=lost_s,
         evidence=tuple(evidence),
+        action=f"Take `{workload.callbacks[costliest]}` off the steps",
         remedy="Let it work on fewer steps, or in a thread. On an accelerator, reading a loss waits for the device.",
+        saves_s=lost_s,
     )
 
 
@@ -208,13 +255,15 @@ def lost_to_restarts(facts: RunFacts) -> LostTime | None:
         title="The run restarts after failures",
         lost_s=lost_s,
         evidence=tuple(evidence),
-        remedy="Remove the cause of the failures: the report names the first one of each attempt.",
+        action="Remove the cause of the failures",
+        remedy="The report names the first one of each attempt.",
         setting=f"trainworks report {facts.resolved.run_id}",
+        saves_s=lost_s,
     )
 
 
 def _begun_anew(history: History) -> tuple[str, str, str | None] | None:
-    """Evidence, remedy and setting where an attempt of a command began at the first step again; None where none did.
+    """Evidence, action and setting where an attempt of a command began at the first step again; None where none did.
 
     It loaded its weights where its loss begins nearer to the last one of the attempt before than to the first one.
     """
@@ -229,9 +278,9 @@ def _begun_anew(history: History) -> tuple[str, str, str | None] | None:
         at_first, last, begun = (each["loss"][np.isfinite(each["loss"])] for each in (attempts[0], before, again))
         if len(last) and len(begun) and abs(begun[0] - last[-1]) < abs(begun[0] - at_first[0]):
             did = f"its loss went on from {last[-1]:.4g}, so it loaded its weights, and does not load, or say, its step"
-            return did, "Let the program save its step beside its weights, and print it beside its loss.", None
+            return did, "Let the program save its step beside its weights, and print it beside its loss", None
         did = "the program loaded nothing that it had saved"
-        remedy = "Let the program save its state, and load it on a restart, by its argument for that if it has one."
+        remedy = "Let the program save its state, and load it on a restart, by its argument for that if it has one"
         return did, remedy, "run: python train.py $(test -f last.pt && echo --resume last.pt)"
     return None
 
@@ -246,12 +295,18 @@ def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
     saved = facts.history.of_kind(training.CheckpointEvent)
     if not facts.resolved.is_workload and not saved:
         evidence, setting = [undone], None
-        remedy = "Let the program save its state more often: a restart repeats the steps since then."
+        action = "Let the program save its state more often"
         if (found := _begun_anew(facts.history)) is not None:
-            did, remedy, setting = found
+            did, action, setting = found
             evidence.append(f"a restart began at the first step again: {did}")
         return LostTime(
-            name="lost_steps", title=title, lost_s=lost_s, evidence=tuple(evidence), remedy=remedy, setting=setting
+            name="lost_steps",
+            title=title,
+            lost_s=lost_s,
+            evidence=tuple(evidence),
+            action=action,
+            remedy="A restart repeats the steps since the state was saved.",
+            setting=setting,
         )
     mttf_s, source = _time_to_failure(facts)
     stall_s = facts.ledger.checkpoint_s / len(saved) if saved else 0.0
@@ -267,9 +322,10 @@ def lost_to_repeated_steps(facts: RunFacts) -> LostTime | None:
             f"a checkpoint every {format_duration(every_s)} of training; with a failure every "
             f"{format_duration(mttf_s)} ({source}) the best interval is {format_duration(best_s)}",
         ),
-        remedy="Save more often: the interval of Young and Daly loses least."
+        action="Save more often" if is_too_rare else "Remove the cause of the failures",
+        remedy="The interval of Young and Daly loses least."
         if is_too_rare
-        else "Remove the cause of the failures; the checkpoint interval is right for this rate.",
+        else "The checkpoint interval is right for this rate.",
         setting=_interval(facts, best_s) if is_too_rare else None,
         saves_s=max(0.0, 1 - best_s / every_s) * lost_s if is_too_rare else None,
     )
@@ -285,7 +341,7 @@ def lost_to_gaps(facts: RunFacts) -> LostTime | None:
         title="Logging, and gaps between the steps",
         lost_s=lost_s,
         evidence=(f"a step spends {format_duration(facts.median_of('other_s'))} outside its terms (median)",),
-        remedy="Profile some steps, and look at what Python does between them.",
+        action="Profile some steps, and look at what Python does between them",
         setting="profile: 20:25" if facts.resolved.is_workload else None,
     )
 
@@ -294,7 +350,7 @@ STOP_CAUSES: tuple[Cause, ...] = (
     lost_to_checkpoints,
     lost_to_evaluation,
     lost_to_callbacks,
-    lost_to_start,
+    lost_to_starts,
     lost_to_restarts,
     lost_to_repeated_steps,
     lost_to_gaps,

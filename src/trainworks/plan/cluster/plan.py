@@ -15,6 +15,7 @@ from trainworks.plan.cluster.hardware import oversubscription_note, starvation_n
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
 from trainworks.plan.cluster.learning import RateInUse, rates_in_use
 from trainworks.plan.cluster.scaling import (
+    LIKELY,
     TABLE_LENGTH,
     PlanRequest,
     Scale,
@@ -22,6 +23,7 @@ from trainworks.plan.cluster.scaling import (
     does_not_fit,
     faster_with_fewer,
     goal_chance,
+    is_tight,
     offloading_note,
     scales,
 )
@@ -36,12 +38,14 @@ from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, Z80, Belief, not
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.resolved import ExpectedStep, Plan, PlannedEvaluation
-from trainworks.record.step_time import scaled
-from trainworks.results import Result
-from trainworks.units import format_step_time
+from trainworks.record.step_time import TIE, scaled
+from trainworks.results import Result, ResultVerdict
+from trainworks.units import format_counted, format_duration, format_step_time
 
 _LAYOUTS_WITH_ADVICE = 2_000_000
 _NAMED_SAVING = 0.01
+_HOPELESS = 0.5
+"""Chance of meeting the goal below which the plan is to be changed before it runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,41 @@ class ClusterPlan(Result):
     """Evaluations during training; None without any, and of all of data that are not counted."""
     measured: Sequence[RateInUse] = ()
     """Rates that benchmarks measured, in place of the catalogue's."""
+    chance: float | None = None
+    """Chance of meeting the goal on these nodes; None without one."""
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """Train with the proposed layout, or change the nodes or the goal where these are likely to miss it."""
+        best, described = self.best[0], self.job.cluster.num_nodes
+        low_s, high_s = map(format_duration, self.run_interval_s)
+        figure = f"{format_step_time(best.step_time_s)} a step, {format_duration(self.run_time_s)} in all"
+        figure += f" (80 %: {low_s} to {high_s})"
+        likely = next((each.num_nodes for each in self.scales if each.chance >= LIKELY), None)
+        if self.goal is not None and self.chance is not None and self.chance < LIKELY:
+            action = "Give the run more time or money, or train for less"
+            if likely is not None:
+                action = f"Take {likely:,} nodes instead of {described:,}"
+            goal = f"the goal of {self.goal.replace(': ', ' is ', 1)}"
+            return ResultVerdict(action, goal, signal="stop" if self.chance < _HOPELESS else "check")
+        action = f"Train with {best.layout.describe()}"
+        if self.chance is not None and likely is not None and likely < described:
+            return ResultVerdict(action, figure, f"{format_counted(likely, 'node')} would meet the goal as well")
+        if (near := self._near()) is not None:
+            return ResultVerdict(action, figure, near, "check")
+        if is_tight(self.job, best):
+            return ResultVerdict(action, figure, "its memory is tight: a longer sequence does not fit", "check")
+        return ResultVerdict(action, figure, "" if len(self.best) > 1 else "no other kind of layout fits")
+
+    def _near(self) -> str | None:
+        """The layout of another kind whose distance is within what the plan is sure of; None for a clear choice."""
+        following = min(self.best[1:], key=lambda each: each.step_time_s, default=None)
+        if following is None or following.step_time_s > TIE * self.best[0].step_time_s:
+            return None
+        more = following.step_time_s / self.best[0].step_time_s - 1
+        slower = f"{abs(more):.1%} {'slower' if more > 0 else 'faster'}"
+        sure = f"a plan is sure to {100 * (TIE - 1):.0f} %"
+        return f"no clear winner, {following.layout.describe()} is predicted {slower}, and {sure}"
 
     @property
     def run_time_s(self) -> float:
@@ -116,6 +155,24 @@ class LayoutComparison(Result):
 
     this: ClusterPlan
     proposed: ClusterPlan
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """Whether the proposed layout is worth the change."""
+        this, best = self.this.best[0], self.proposed.best[0]
+        ratio = this.step_time_s / best.step_time_s
+        times = f"{format_step_time(this.step_time_s)} a step, {format_step_time(best.step_time_s)} as proposed"
+        if this.layout == best.layout:
+            return ResultVerdict("Keep this layout", f"{times}; it is the proposed one")
+        if 1 / TIE <= ratio <= TIE:
+            return ResultVerdict(
+                "Time both layouts", times, f"no clear winner, a plan is sure to {100 * (TIE - 1):.0f} %", "check"
+            )
+        if ratio < 1:
+            return ResultVerdict("Keep this layout", times, "it takes more complications than the proposed one")
+        return ResultVerdict(
+            f"Train with {best.layout.describe()}", f"{times}: {1 - 1 / ratio:.0%} less", signal="stop"
+        )
 
 
 def plan_request(
@@ -174,6 +231,7 @@ def plan_request(
         notes=[*filter(None, every_note)],
         evaluation=request.evaluations(rows[0]),
         measured=measured,
+        chance=chance if request.has_goal else None,
     )
 
 

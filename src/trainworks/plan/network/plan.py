@@ -19,14 +19,15 @@ from trainworks.plan.network.bill import (
     usual_share,
 )
 from trainworks.plan.network.cables import cables_as_csv
-from trainworks.plan.network.design import NetworkDesign
+from trainworks.plan.network.design import NetworkDesign, serves
 from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.groups import GroupNetwork
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.network.traffic import Message, Placement, message_time
 from trainworks.plan.network.trees import TreeNetwork, leaf_ports
 from trainworks.plan.trace import Traced, ceil, computed, fact, maximum, total
-from trainworks.results import Result
+from trainworks.results import Result, ResultVerdict
+from trainworks.units import format_counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,48 @@ class NetworkPlan(Result):
     """Nodes, racks and power, for the order list."""
     purchase: Purchase | None = None
     """Price of the nodes and of a usual network; None where it is not known."""
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """What to build, whether it blocks, and which design needs fewer switches or has more room."""
+        design = self.design
+        switches = "without switches"
+        if design.switch is not None:
+            kind = f"{design.switch.ports} ports" if design.switch.network == "unnamed" else design.switch.name
+            switches = f"of {design.num_switches:,} x {kind}"
+        action = f"Build a {design.topology} network {switches} and {format_counted(design.num_cables, 'cable')}"
+        blocks = (
+            "nothing blocks"
+            if design.oversubscription <= 1
+            else f"it is oversubscribed {design.oversubscription:.3g}:1"
+        )
+        bill = bill_total(bill_of_materials(design, self.prices))
+        complete = bill is not None and all(
+            each.each_usd is not None for each in bill_of_materials(design, self.prices)
+        )
+        price = f", {self.prices.exchange.format(bill.value)}" if bill is not None and complete else ""
+        room = "any number of nodes" if design.max_nodes is None else format_counted(design.max_nodes, "node")
+        figure = f"{blocks} and it holds {room}{price}"
+        serving = [each for each in self.others if serves(each)]
+        fewest = min(serving, key=lambda each: (each.num_switches, each.num_cables), default=None)
+        if not serves(design):
+            unless = f"nodes do not all reach each other at {design.taper:g}:1"
+            if design.switch is None:
+                unless = "a failed node or cable cuts a ring of it"
+            instead = ""
+            if fewest is not None:
+                instead = f", a {fewest.topology} of {format_counted(fewest.num_switches, 'switch')} has no such limit"
+            return ResultVerdict(action, figure, unless + instead, "check")
+        if fewest is not None and fewest.num_switches < design.num_switches:
+            fewer = format_counted(fewest.num_switches, "switch")
+            return ResultVerdict(action, figure, f"a {fewest.topology} of {fewer} serves as well")
+        growing = (each for each in serving if each.topology != "rail-only")  # whose rails never meet in a switch
+        larger = [each for each in growing if design.max_nodes is not None and (each.max_nodes or 0) > design.max_nodes]
+        if larger and design.max_nodes is not None:
+            grown = min(larger, key=lambda each: each.num_switches)
+            beyond = f"beyond {format_counted(design.max_nodes, 'node')} take a {grown.topology}"
+            return ResultVerdict(action, figure, f"{beyond} of {grown.num_switches:,} switches from the start")
+        return ResultVerdict(action, figure)
 
     @property
     def cables_csv(self) -> str:

@@ -36,7 +36,7 @@ from trainworks.record.resolved import CompileChoice, ExpectedStep, Plan, Planne
 from trainworks.record.step_time import StepTimeGroups, StepTimeTerms, scaled
 from trainworks.record.trial import Trial
 
-_START_S = 6.0
+USUAL_START_S = 6.0
 """Time from launch to the first step: importing torch, building the model, rendezvous. Set to: starts on two cores
 (benchmarks/RESULTS.md)."""
 _SAVE_FIXED_S = 0.02
@@ -160,7 +160,7 @@ def _plan(
         mttf_s=node_mttf_s / processes.nodes,
         log_every_steps=max(1, min(_MAX_LOG_STEPS, round(_LOG_INTERVAL_S / step_s))),
         evaluation=evaluation,
-        run_time_s=_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,
+        run_time_s=USUAL_START_S + train_s + others_s + (train_s // interval_s + 1) * save_s,
         **decided,
     )
 
@@ -199,7 +199,7 @@ def plan_of_command(plan: Plan, run_file: RunFile, *, least_logits_bytes: int = 
             "checkpoint_bytes": 0,
             "checkpoint_every_steps": None,
             "checkpoint_every_s": None,
-            "run_time_s": _START_S + num_steps * step_time.total_s,
+            "run_time_s": USUAL_START_S + num_steps * step_time.total_s,
         }
     )
 

@@ -17,6 +17,7 @@ from trainworks.plan.pareto import pareto
 from trainworks.plan.reliability.scenario import SimulationOutcome
 from trainworks.plan.sizing.candidates import Candidate
 from trainworks.plan.trace import Traced
+from trainworks.record.step_time import TIE
 from trainworks.units import format_duration
 
 
@@ -150,6 +151,29 @@ def reasons(chosen: Alternative, alternatives: Sequence[Alternative], goal: Sizi
         but = late if item.chance(goal) < goal.confidence else f"it costs {goal.exchange.format(item.cost.value)}"
         said.append(f"{_difference_text('cheaper would be', item, chosen, goal)}, but {but}")
     return said
+
+
+def tie(chosen: Alternative, alternatives: Sequence[Alternative], goal: SizingGoal, *, spread: float) -> str:
+    """The next alternative, where predictions are less certain than its distance; empty for a clear choice.
+
+    Alternatives of one accelerator share the errors of its rates, those of two do not: there the ratio `spread` of the
+    slow end of the 80 % interval to the prediction counts. A purchase has a price that no step time changes.
+    """
+    lasting = (each for each in alternatives if each.life_s is None or chosen.life_s is not None)
+    others = [each for each in lasting if each.meets(goal) and each is not chosen]
+    if not others or (goal.to_buy and chosen.purchase is not None):
+        return ""
+    by_time = goal.is_budget_alone
+    near = min(others, key=lambda each: each.p90_s if by_time else each.cost.value)
+    more = near.p90_s / chosen.p90_s if by_time else near.cost.value / chosen.cost.value
+    is_same = near.candidate.base.accelerator == chosen.candidate.base.accelerator
+    certain = TIE if is_same else spread
+    if more > certain:
+        return ""
+    figure = format_duration(near.p90_s) if by_time else goal.exchange.format(near.cost.value)
+    done = f"half of its runs are done in {format_duration(near.p50_s)}, not {format_duration(chosen.p50_s)}"
+    sure = f"a prediction is sure to {100 * (certain - 1):.0f} %"
+    return f"no clear winner, {near.name} takes {figure}, and {sure}; {done}"
 
 
 def _difference_text(what: str, item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from trainworks.catalog.catalog import load_catalog
-from trainworks.catalog.exchange import DOLLAR, Exchange, usd_of
+from trainworks.catalog.exchange import DOLLAR, usd_of
 from trainworks.catalog.facts import Accelerator, Offer, Processor
 from trainworks.config.load import parse_run_file
 from trainworks.config.run_file import RunFile
@@ -28,13 +28,13 @@ from trainworks.plan.sizing.candidates import Candidate, Skipped
 from trainworks.plan.sizing.fabric_choice import PlannedFabric
 from trainworks.plan.sizing.facility import Facility, nodes_per_rack, purchase_of, room_lines
 from trainworks.plan.sizing.finish import PlannedFinish
-from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons
+from trainworks.plan.sizing.proposal import Alternative, SizingGoal, reasons, tie
 from trainworks.plan.storage.demand import Demand
 from trainworks.plan.storage.node_needs import NodeNeeds
 from trainworks.plan.storage.systems import StorageVerdict
 from trainworks.plan.trace import Traced
-from trainworks.results import Result
-from trainworks.units import HOUR_S
+from trainworks.results import Result, ResultVerdict
+from trainworks.units import HOUR_S, format_duration, format_usd
 
 SHARED_WEEKS = 26
 """Weeks of job starts to replay."""
@@ -181,25 +181,29 @@ class Proposal(Result):
         return bill_as_csv([*room, *fabric, *support], bought)
 
     @property
-    def verdict(self) -> str:
-        """Buy or rent, how many nodes over which network, at which price, and from when on owning pays."""
-        chosen, details = self.chosen, self.details
-        candidate, owned = chosen.candidate, details.ownership
-        node = details.plan.job.cluster.node_name
+    def verdict(self) -> ResultVerdict:
+        """What to rent, buy or use, at which price, and what would decide otherwise."""
+        chosen, candidate, goal = self.chosen, self.chosen.candidate, self.request.goal
         accelerators = f"({chosen.accelerators:,} {candidate.base.accelerator})"
-        network = _network_text(details) if chosen.num_nodes > 1 else ""
-        money = self.request.goal.exchange
-        run_cost = f"{money.format(chosen.cost.value)} for the run"
+        money = goal.exchange
+        figure = f"{money.format(chosen.cost.value)} for the run"
+        if goal.deadline_s is not None:
+            figure += f", {chosen.chance(goal):.0%} to be done in {format_duration(goal.deadline_s)}"
+        else:
+            figure += f", nine of ten done in {format_duration(chosen.p90_s)}"
         if candidate.there is not None:
-            return f"Use {chosen.num_nodes:,} of your {candidate.there:,} {node} {accelerators}{network}: {run_cost}."
-        if chosen.contract == "own" and chosen.purchase is not None:
+            action = f"Use {chosen.num_nodes:,} of your {candidate.there:,} {candidate.node} {accelerators}"
+        elif chosen.contract == "own" and chosen.purchase is not None:
             spares = f" and {chosen.spares:,} spare" if chosen.spares else ""
-            price = f"{money.format(chosen.purchase.value)} by an estimate, {run_cost}"
-            nodes = f"{chosen.num_nodes:,} {node} {accelerators}"
-            return f"Buy {nodes}{spares}{network}: {price}. {_when_it_pays(owned, money)}"
-        rented = f"Rent {chosen.num_nodes:,} x {chosen.offer} {accelerators}{network}, {chosen.contract}: {run_cost}"
-        to_buy = f"; buying them costs {money.format(owned.owning.capex.value)} by an estimate" if owned else ""
-        return f"{rented}{to_buy}. {_when_it_pays(owned, money)}"
+            network = _network_text(self.details) if chosen.num_nodes > 1 else ""
+            node = self.details.plan.job.cluster.node_name
+            action = f"Buy {chosen.num_nodes:,} x {node} {accelerators}{spares}{network}"
+            figure = f"{money.format(chosen.purchase.value)} by an estimate, {figure}"
+        else:
+            action = f"Rent {chosen.num_nodes:,} x {chosen.offer} {accelerators}, {chosen.contract}"
+        best = self.details.plan.best[0]
+        tied = tie(chosen, self.sized.alternatives, goal, spread=best.high_s / best.step_time_s)
+        return ResultVerdict(action, figure, tied or _otherwise(self), "check" if tied else "go")
 
     @property
     def run(self) -> Reliability:
@@ -232,31 +236,40 @@ class Proposal(Result):
 
 
 def _network_text(details: ProposalDetails) -> str:
-    """The adapters of a node, the topology, and the leanest network that would do."""
-    cluster, design, enough = details.plan.job.cluster, details.network, details.enough
+    """The adapters of a node, and the topology."""
+    cluster, design = details.plan.job.cluster, details.network
     each = f"{cluster.node_bytes_per_s / max(1, cluster.nics) * 8e-9:g} Gb/s"
     text = f" over {cluster.fabric or f'{cluster.nics}x {each} {cluster.network}'} a node"
     if design is not None and design.num_switches:
         text += f" in a {design.topology}"
-    if cluster.oversubscription > 1:
-        text += f" at {cluster.oversubscription:g}:1"
-    if enough is None:
-        return text
-    leanest = enough.option.fabric
-    is_leaner = leanest.nics * leanest.bytes_per_s < cluster.node_bytes_per_s
-    return f"{text} ({enough.option.over} would do)" if is_leaner else text
+    return f"{text} at {cluster.oversubscription:g}:1" if cluster.oversubscription > 1 else text
 
 
-def _when_it_pays(owned: Ownership | None, money: Exchange) -> str:
-    """A sentence on the hours of training a year from which on owning costs less than renting."""
-    if owned is None:
-        return "Owning cannot be priced: the power of these nodes is not published."
-    if owned.market is None:
-        return "Nothing tells when owning pays: no such accelerator is on offer for rent."
-    rate = f"beside a rent of {money.price(owned.market.value)} per accelerator hour, the median"
-    if owned.break_even is None or not fits_in_year(owned.break_even):
-        return f"Owning never pays {rate}."
-    return f"Owning pays from {owned.break_even.value:,.0f} hours of training a year on, {rate}."
+def _otherwise(proposal: Proposal) -> str:
+    """What would change a clear choice: the life of spot capacity, hours of training a year, or another goal."""
+    chosen, goal, owned = proposal.chosen, proposal.request.goal, proposal.details.ownership
+    meeting = [each for each in proposal.sized.alternatives if each.meets(goal) and each is not chosen]
+    spot = min(
+        (each for each in meeting if each.life_s is not None and each.cost.value < chosen.cost.value),
+        key=lambda each: each.cost.value,
+        default=None,
+    )
+    if spot is not None and chosen.life_s is None:
+        saved = f"{1 - spot.cost.value / chosen.cost.value:.0%}"
+        return f"`--contract spot` costs {saved} less if a job lives {format_duration(spot.life_s or 0.0)} there"
+    if chosen.life_s is not None:
+        return f"assumed is a preemption every {format_duration(chosen.life_s)}"
+    if chosen.contract == "own" and owned is not None and owned.market is not None:
+        beside = f"beside a rent of {goal.exchange.price(owned.market.value)} per accelerator hour"
+        if owned.break_even is None or not fits_in_year(owned.break_even):
+            return f"owning never pays {beside}"
+        return f"owning pays from {owned.break_even.value:,.0f} hours of training a year on, {beside}"
+    if not meeting:
+        tried = len(proposal.sized.alternatives)
+        return (
+            "it is the only one that was tried" if tried == 1 else f"it is the only one of {tried} that meets the goal"
+        )
+    return ""
 
 
 def _cluster(proposal: Proposal) -> Mapping[str, object]:
@@ -342,6 +355,28 @@ class SharedCapacity(Result):
     clusters: list[SharedCluster]
     promise: str
     skipped: dict[str, str]
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """The cheapest kind of node, how many serve every team, and the next one."""
+        first, *others = self.clusters
+        answer = first.answer
+        wait = f"90 % of the jobs wait at most {format_duration(answer.wait.value)}"
+        price = "" if first.usd_per_week is None else f"{format_usd(first.usd_per_week)} a week, "
+        following = next((each for each in others if each.usd_per_week is not None), None)
+        unless = (
+            ""
+            if following is None
+            else (
+                f"the next kind, {following.answer.nodes.value:,.0f} x {following.candidate.node}, costs "
+                f"{format_usd(following.usd_per_week or 0.0)} a week"
+            )
+        )
+        return ResultVerdict(
+            f"Share {answer.nodes.value:,.0f} x {first.candidate.node} among all {len(first.jobs)} runs",
+            f"{price}{wait}",
+            unless,
+        )
 
 
 def least_usd(candidate: Candidate, request: SizingRequest, flops: float) -> float:

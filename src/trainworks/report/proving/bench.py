@@ -97,7 +97,7 @@ def document(report: BenchReport) -> Document:
         Section("Not measured", [Table(left("part", "reason", "nodes", wrap=True), skipped)] * bool(skipped))
     )
     badge = None if report.is_accepted else Styled("not accepted", "bad")
-    return Document("Benchmark", "bench", sections, badge=badge)
+    return Document("Benchmark", "bench", sections, badge=badge, verdict=report.verdict)
 
 
 @to_json.register
@@ -150,7 +150,7 @@ def _outliers(outliers: Sequence[BenchOutlier]) -> Table:
         Row(
             [
                 Styled(each.subject, "bad"),
-                _name(each.measurement),
+                each.measurement.name,
                 _value(each.measurement),
                 _value(each.measurement, each.usual),
                 f"{each.share:.0%}",
@@ -169,7 +169,7 @@ def _verdicts(wrong: Sequence[Judged]) -> Table:
             [
                 Styled(each.verdict.value, "warning" if each.verdict is BenchVerdict.WEAK else "bad"),
                 each.measurement.subject,
-                _name(each.measurement),
+                each.measurement.name,
                 _value(each.measurement),
                 each.reason,
             ]
@@ -194,7 +194,7 @@ def _row(judged: Judged) -> list[str]:
     measurement = judged.measurement
     expected = _value(measurement, judged.expected) if judged.expected else ""
     verdict = "" if judged.verdict is BenchVerdict.NO_EXPECTATION else judged.verdict.value
-    return [measurement.subject, _name(measurement), _value(measurement), expected, verdict]
+    return [measurement.subject, measurement.name, _value(measurement), expected, verdict]
 
 
 def _is_telling(measurement: Measurement, others: Sequence[Measurement]) -> bool:
@@ -238,16 +238,6 @@ def _value(measurement: Measurement, value: float | None = None) -> str:
     return format_quantity(measurement.value if value is None else value, unit_of(measurement.quantity))
 
 
-def _name(measurement: Measurement) -> str:
-    """What was measured, with the conditions that tell figures of a kind apart."""
-    about = measurement.conditions
-    words = [str(about[name]) for name in ("precision", "operation", "direction", "transport") if name in about]
-    words += [f"rail {about['rail']:g}"] if isinstance(about.get("rail"), int | float) else []
-    words += [f"cache {about['cache']}"] if about.get("cache") in ("not dropped", "unknown") else []
-    words += [str(about["setting"])] if about.get("setting", "default") != "default" else []
-    return " ".join([measurement.quantity.value.replace("_", " "), *words])
-
-
 @build_document.register
 def verdicts_document(verdicts: BenchVerdicts) -> Document:
     """What is wrong, then every figure."""
@@ -259,7 +249,7 @@ def verdicts_document(verdicts: BenchVerdicts) -> Document:
         about.append(Text(f"plans of this kind of cluster learn from it: {verdicts.learned}"))
     sections = [Section("", about), Section("Figures", [_by_verdict(verdicts.judged)])]
     badge = Styled(f"{len(verdicts.bad)} failed or impossible", "bad") if verdicts.bad else None
-    return Document("Verdicts", "bench-verdicts", sections, badge=badge)
+    return Document("Verdicts", "bench-verdicts", sections, badge=badge, verdict=verdicts.verdict)
 
 
 def _by_verdict(judged: Sequence[Judged]) -> Table:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 from trainworks.deploy.upgrade import UpgradePlan
 from trainworks.deploy.verification import ClusterVerification, NodeVerdict
@@ -12,7 +13,8 @@ from trainworks.measure.bench.bench_report import BenchReport
 from trainworks.measure.bench.verdict import BenchVerdict
 from trainworks.report.rendering.document import Document, Section, Styled, Table, Text, left
 from trainworks.report.rendering.renderer import build_document, to_json
-from trainworks.results import Result
+from trainworks.results import Result, ResultVerdict
+from trainworks.units import format_counted
 
 
 @build_document.register
@@ -35,6 +37,7 @@ def document(cluster: ClusterVerification) -> Document:
             Section("Not as the stack says", [_differences([*failed, *warned])] if failed or warned else []),
             Section("Checks", [Table(left("check", "verdict", "hosts", wrap=True), rows)]),
         ],
+        verdict=cluster.verdict,
     )
 
 
@@ -100,7 +103,25 @@ class Acceptance(Result):
         return tuple(name for name in self.nodes if name not in measured)
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> ResultVerdict:
+        """Accept the cluster, repair what is wrong first, or measure what is missing."""
+        checked = self.verification.verdict
+        if self.verification.failed or self.bench is None:
+            return checked
+        bench = self.bench.verdict
+        if self.missing:
+            return ResultVerdict("Measure the other nodes", f"{', '.join(self.missing)} did not measure", signal="stop")
+        if self.outcome == "accepted":
+            figure = f"{format_counted(len(self.nodes), 'node')} are as the stack says, {bench.figure}"
+            return ResultVerdict("Accept the cluster", figure, bench.unless, bench.signal)
+        signal: Literal["check", "stop"] = "check" if self.outcome == "no verdict" else "stop"
+        if bench.signal == "go":  # what was found is good, and a part is not measured, or not judged
+            parts = "; ".join(f"{part}, {reason}" for part, reason, _ in self.bench.unmeasured)
+            return ResultVerdict("Measure what is missing", parts or "training has no verdict", signal=signal)
+        return replace(bench, signal=signal)
+
+    @property
+    def outcome(self) -> str:
         """`accepted` if nodes, benchmark and training are; `no verdict` where other programs used the nodes meanwhile.
 
         A part that was not measured, or a training that did not end with a verdict, accepts nothing.
@@ -119,7 +140,7 @@ def acceptance_document(found: Acceptance) -> Document:
     """The verdict, then the documents of its parts."""
     at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.created_at))
     about = [
-        Text(f"verdict   {found.verdict}", style="good" if found.verdict == "accepted" else "bad"),
+        Text(f"outcome   {found.outcome}", style="good" if found.outcome == "accepted" else "bad"),
         Text(f"at        {at}, by trainworks {found.trainworks}"),
         Text(f"stack     sha256 {found.stack_sha256}"),
         Text(f"run file  sha256 {found.run_file_sha256}"),
@@ -132,14 +153,15 @@ def acceptance_document(found: Acceptance) -> Document:
         about += [Text(f"not measured: {line}", style="bad") for line in lines]
     parts = [build_document(found.verification)] + ([build_document(found.bench)] if found.bench else [])
     sections = [Section("", about), *(section for part in parts for section in part.sections)]
-    badge = None if found.verdict == "accepted" else Styled(found.verdict, "bad")
-    return Document(f"Acceptance of {found.verification.cluster}", "deploy verify --bench", sections, badge=badge)
+    badge = None if found.outcome == "accepted" else Styled(found.outcome, "bad")
+    title = f"Acceptance of {found.verification.cluster}"
+    return Document(title, "deploy verify --bench", sections, badge=badge, verdict=found.verdict)
 
 
 @to_json.register
 def _(found: Acceptance) -> Mapping[str, object]:
     return {
-        "verdict": found.verdict,
+        "outcome": found.outcome,
         "created_at": found.created_at,
         "trainworks": found.trainworks,
         "stack_sha256": found.stack_sha256,

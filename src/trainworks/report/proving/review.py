@@ -27,7 +27,9 @@ def document(report: ReviewReport) -> Document:
     for finding in report.findings:
         blocks += _finding(finding, explain=finding.rule not in explained)
         explained.add(finding.rule)
-    return Document("Review", "review", [Section("", blocks), Section("", [Text(_summary(report))])])
+    summary = [Text(_summary(report))] if report.findings or report.fixed else []  # else the verdict says it
+    sections = [Section("", blocks), Section("", summary)]
+    return Document("Review", "review", sections, verdict=report.verdict)
 
 
 @to_json.register

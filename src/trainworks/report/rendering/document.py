@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
+from trainworks.results import ResultVerdict
+
 if TYPE_CHECKING:
     from xml.etree.ElementTree import Element
 
@@ -17,6 +19,8 @@ FULL_BLOCK = "\u2588"
 """Character of bars in text; `#` on a terminal that has only ASCII."""
 NO_BREAK = "\ue000"
 """Stands for a blank at which no line is broken."""
+_SIGNALS: Mapping[str, Style] = {"go": "good", "check": "warning", "stop": "bad"}
+"""Style of a verdict by its signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +220,15 @@ class Document:
     max_width: int | None = None
     """Columns of text at most."""
     footer: str = field(default="", kw_only=True)
+    verdict: ResultVerdict | None = field(default=None, kw_only=True)
+    """The sentence that comes first, in every medium."""
+
+    @property
+    def verdict_line(self) -> Styled | None:
+        """The verdict in the style of its signal; None without one."""
+        if self.verdict is None:
+            return None
+        return Styled(self.verdict.sentence.replace(" %", f"{NO_BREAK}%"), _SIGNALS[self.verdict.signal])
 
     def without(self, title: str) -> Document:
         """The same document without one section."""

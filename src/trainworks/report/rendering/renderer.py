@@ -104,7 +104,8 @@ class _DocumentRenderer:
         write_page(build_document(result), path)
 
     def to_json(self, result: Result) -> dict[str, Any]:
-        return dict(to_json(result))
+        verdict = {} if result.verdict is None else {"verdict": result.verdict.to_json()}
+        return {**verdict, **to_json(result)}
 
 
 Result.renderer = _DocumentRenderer()

@@ -55,6 +55,8 @@ def print_document(document: Document, console: Console) -> None:
     if document.shows_title:
         badge = [("  ", ""), _run(document.badge)] if document.badge else []
         sections[:0] = [[RichText.assemble((document.title, "bold"), *badge)]]
+    if (line := document.verdict_line) is not None:
+        sections[:0] = [[RichText(line.text, style=f"bold {_STYLES[line.style]}")]]
     if document.notes:
         sections.append([RichText(f"note: {note}", style="yellow") for note in document.notes])
     console.file.write("\n".join(_printed(section, console, width) for section in sections))

@@ -31,6 +31,11 @@ class Failure(ReportPart):
     signal: str | None
     traceback: str
 
+    @property
+    def who(self) -> str:
+        """`rank 1`, or the node where no rank is known."""
+        return f"node {self.node}" if self.rank is None else f"rank {self.rank}"
+
 
 class ReportedAttempt(ReportPart):
     """One start of all ranks."""

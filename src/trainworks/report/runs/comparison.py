@@ -22,6 +22,7 @@ from trainworks.record.metrics import warmup_steps
 from trainworks.record.resolved import Forecast, Plan
 from trainworks.recover.restarts import failures_survived
 from trainworks.report.runs.part import ReportPart
+from trainworks.results import ResultVerdict
 from trainworks.units import HOUR_S, Money, format_bytes, format_duration, format_quantity
 
 Unit = Literal["s", "bytes", "per_s", "ratio", "Wh", "USD", "CNY", "count", "value"]
@@ -102,6 +103,22 @@ class Comparison(ReportPart):
     """Median stall of one checkpoint; the plan does not predict it."""
     findings: tuple[str, ...]
     """One sentence per difference worth a sentence, the biggest first; one of agreement if there is none."""
+
+    def verdict(self, run_id: str) -> ResultVerdict:
+        """Whether the plan held, and what to do where it did not; of a run with at least one finding."""
+        figure, measured, interval = self.findings[0], self.tokens_per_s.measured, self.tokens_per_s_interval
+        inside = None if measured is None or interval is None else interval[0] <= measured <= interval[1]
+        unless = "" if inside is None else f"its steps are {'inside' if inside else 'outside'} the plan's 80 % interval"
+        differences = (self.step_time, self.memory, self.run_time)
+        worst = max(differences, key=lambda each: abs(each.relative or 0.0))
+        more = worst.relative or 0.0
+        if abs(more) < AGREEMENT:
+            return ResultVerdict("Trust the plan", figure, unless)
+        if more < 0:
+            return ResultVerdict("Plan the next run with what this one measured", figure, unless)
+        if worst is self.memory:
+            return ResultVerdict("Leave more memory free in the next plan", figure, unless, "check")
+        return ResultVerdict(f"Ask `trainworks why {run_id}` what to mend", figure, unless, "check")
 
 
 def build_comparison(

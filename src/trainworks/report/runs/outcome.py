@@ -49,6 +49,11 @@ class PricedRemedy(ReportPart):
     """Over the step time of the layout that failed."""
     is_enough: bool
 
+    @property
+    def setting(self) -> str:
+        """Line of the run file."""
+        return f"layout: {{{', '.join(f'{name}: {_text(value)}' for name, value in self.layout.items())}}}"
+
 
 class OutOfMemory(ReportPart):
     """The failure of one rank."""
@@ -195,11 +200,10 @@ def _remedy(remedy: PricedRemedy) -> tuple[str, str]:
         f"{name} {_text(after)} instead of {_text(before)}" for name, (before, after) in remedy.changes.items()
     )
     enough = "" if remedy.is_enough else "; not enough by itself"
-    layout = ", ".join(f"{name}: {_text(value)}" for name, value in remedy.layout.items())
     percent = round((remedy.step_time_ratio - 1) * 100)
     step = f"{percent:+d} %" if percent else "unchanged"
     price = f"saves {format_bytes(remedy.saves_bytes)}, step time {step}"
-    return f"{changes}: {price}{enough}", f"  layout: {{{layout}}}"
+    return f"{changes}: {price}{enough}", f"  {remedy.setting}"
 
 
 def _text(value: object) -> str:

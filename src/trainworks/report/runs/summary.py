@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import median
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,15 +17,12 @@ from trainworks.record.events import training
 from trainworks.record.events.job import StateEvent
 from trainworks.record.events.log import read_events
 from trainworks.record.exit_code import End
-from trainworks.record.faults import describe_fault
 from trainworks.record.history import History, build_history, known_steps
 from trainworks.record.ledger import Ledger, build_ledger
-from trainworks.record.manifest import describe_damage
 from trainworks.record.measured.step_anchor import StepAnchor, read_anchor
 from trainworks.record.metric_columns import MetricColumns, Steps, read_columns
 from trainworks.record.metrics import warmup_steps
 from trainworks.record.processes import Processes
-from trainworks.record.profile import ProfileSummary, read_summaries, trace_file
 from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
@@ -35,29 +32,18 @@ from trainworks.report.runs.curves import Curves, build_curves
 from trainworks.report.runs.evaluation import Evaluations, build_evaluations
 from trainworks.report.runs.outcome import OutOfMemory, build_out_of_memory
 from trainworks.report.runs.part import ReportPart, printable
-from trainworks.results import Result
-from trainworks.units import format_count
-
-
-class ProfiledRank(ReportPart):
-    """One rank over one window of steps."""
-
-    summary: ProfileSummary
-    trace: str
-    """Path of the trace, from the run directory."""
-
-
-def build_profiles(run_dir: RunDir, history: History) -> tuple[ProfiledRank, ...]:
-    """Every window that was recorded, in the order of recording; one whose files are gone is left out."""
-    folders = dict.fromkeys(
-        run_dir.profile(int(event["first_step"]), int(event["last_step"]))
-        for event in history.of_kind(training.ProfileEvent)
-    )
-    return tuple(
-        ProfiledRank(summary=summary, trace=str(trace_file(folder, summary.rank).relative_to(run_dir.path)))
-        for folder in folders
-        for summary in read_summaries(folder)
-    )
+from trainworks.report.runs.products import (
+    Checkpoints,
+    Fault,
+    ProfiledRank,
+    Sample,
+    build_checkpoints,
+    build_faults,
+    build_profiles,
+    build_sample,
+)
+from trainworks.results import Result, ResultVerdict
+from trainworks.units import format_count, format_duration
 
 
 class LossPoint(ReportPart):
@@ -122,45 +108,6 @@ class Compiled(ReportPart):
     """The same without compiling."""
 
 
-class Checkpoints(ReportPart):
-    """What saving did and what it cost."""
-
-    steps: tuple[int, ...]
-    failed_steps: tuple[int, ...]
-    damaged: tuple[str, ...] = ()
-    """What was found wrong with each one that was passed over, and where training went on."""
-    size_bytes: int | None
-    """Size of the last checkpoint."""
-    stall_s: float
-    """Sum over all of them."""
-    write_s: float | None
-    """Median time until the manifest was written; training continues meanwhile."""
-
-
-class Fault(ReportPart):
-    """A step that could not be right and was left out."""
-
-    step: int
-    attempt: int
-    reason: str
-    """`nonfinite` or `spike`."""
-    loss: float
-    """Mean over the ranks."""
-    grad_norm: float
-    rolled_back_to: int | None
-    """Step of the checkpoint that the run went back to; None if the step alone was skipped."""
-    text: str
-    """The same in words."""
-
-
-class Sample(ReportPart):
-    """Text that the trained model wrote."""
-
-    step: int
-    prompt: str
-    text: str
-
-
 class Report(ReportPart, Result):
     """One run. A command has no comparison, and training, ledger and curves if its steps are recorded."""
 
@@ -198,6 +145,44 @@ class Report(ReportPart, Result):
     ledger: Ledger | None
     sample: Sample | None
     curves: Curves | None
+
+    @property
+    def verdict(self) -> ResultVerdict:
+        """What to do about a run that failed, was stopped or still goes, or whether the plan of one that ended held."""
+        if self.state in ("FAILED", "LOST"):
+            return self._of_failure()
+        done = self.training.steps_done if self.training else 0
+        of = f" of {self.training.num_steps:,}" if self.training and self.training.num_steps else ""
+        reached = f"{done:,}{of} steps after {format_duration(self.wall_clock_s)}" if self.training else ""
+        if self.state == "STOPPED":
+            action = f"Continue it with `trainworks resume {self.run_id}`"
+            return ResultVerdict(
+                action, reached or f"stopped after {format_duration(self.wall_clock_s)}", signal="check"
+            )
+        if self.comparison is not None and self.comparison.findings:
+            found = self.comparison.verdict(self.run_id)
+            return found if self.ended_at is not None else replace(found, unless=f"so far, {reached}")
+        if self.ended_at is None:
+            return ResultVerdict("Let it run", reached if done else "no step is recorded yet")
+        loss = self.training.loss_last if self.training else None
+        text = f", loss {loss.loss:.3f}" if loss else ""
+        return ResultVerdict("Use what it left", f"{reached or f'it took {format_duration(self.wall_clock_s)}'}{text}")
+
+    def _of_failure(self) -> ResultVerdict:
+        """The remedy of the last root failure, and that failure."""
+        roots = [failure for failure in self.failures if failure.is_root]
+        if self.state == "LOST":
+            figure = "the supervisor is gone without a last word"
+        elif roots:
+            figure = f"{roots[-1].who} failed after {format_duration(roots[-1].after_s)}, {roots[-1].cause}"
+        else:
+            figure = f"the run failed, {self.cause or 'no cause was recorded'}"
+        remedies = self.out_of_memory.remedies if self.out_of_memory else ()
+        remedy = next((each for each in remedies if each.is_enough), None)
+        action = f"Mend the cause, then `trainworks resume {self.run_id}`"
+        if remedy is not None:
+            action = f"Write `{remedy.setting}`"
+        return ResultVerdict(action, figure, (self.hint or "").rstrip("."), "stop")
 
 
 def build_report(
@@ -240,8 +225,8 @@ def build_report(
         attempts=build_attempts(history),
         failures=build_failures(history),
         out_of_memory=build_out_of_memory(resolved, events) if standing.state == "FAILED" else None,
-        checkpoints=_checkpoints(history),
-        faults=_faults(history),
+        checkpoints=build_checkpoints(history),
+        faults=build_faults(history),
         profiles=build_profiles(run_dir, history),
         evaluations=build_evaluations(resolved, history),
         comparison=_comparison(
@@ -252,7 +237,7 @@ def build_report(
             anchor=read_anchor(run_dir.anchor_file),
         ),
         ledger=ledger,
-        sample=_sample(history),
+        sample=build_sample(history),
         curves=build_curves(metrics, events) if has_steps else None,
     )
 
@@ -381,44 +366,3 @@ def _comparison(
         hour_price=resolved.hour_price,
         failures_per_s=resolved.processes.nodes / node_mttf.value,
     )
-
-
-def _checkpoints(history: History) -> Checkpoints:
-    written = history.of_kind(training.CheckpointEvent)
-    sizes = [int(event["bytes"]) for event in written if event.get("bytes") is not None]
-    write_times = [float(event["write_s"]) for event in written if event.get("write_s") is not None]
-    return Checkpoints(
-        steps=tuple(int(event["step"]) for event in written),
-        failed_steps=tuple(int(event["step"]) for event in history.of_kind(training.CheckpointFailedEvent)),
-        damaged=tuple(printable(describe_damage(event)) for event in history.of_kind(training.CheckpointDamagedEvent)),
-        size_bytes=sizes[-1] if sizes else None,
-        stall_s=math.fsum(float(event.get("stall_s") or 0.0) for event in written),
-        write_s=median(write_times) if write_times else None,
-    )
-
-
-def _faults(history: History) -> tuple[Fault, ...]:
-    """Every `skipped` event, in the words of the rollback that answered it if there was one."""
-    rollbacks = {(event.get("attempt"), event.get("step")): event for event in history.of_kind(training.RollbackEvent)}
-    faults = []
-    for skipped in history.of_kind(training.SkippedEvent):
-        rollback = rollbacks.get((skipped.get("attempt"), skipped.get("step")))
-        fault = Fault(
-            step=int(skipped["step"]),
-            attempt=int(skipped["attempt"]),
-            reason=printable(skipped["reason"]),
-            loss=float(skipped["loss"]),
-            grad_norm=float(skipped["grad_norm"]),
-            rolled_back_to=None if rollback is None else int(rollback["to_step"]),
-            text=printable(describe_fault(rollback or skipped)),
-        )
-        faults.append(fault)
-    return tuple(faults)
-
-
-def _sample(history: History) -> Sample | None:
-    events = [event for event in history.of_kind(training.SampleEvent) if not event.get("evaluation")]
-    if not events:
-        return None
-    last = events[-1]
-    return Sample(step=int(last["step"]), prompt=printable(last.get("prompt")), text=printable(last.get("text")))
