@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 819
-MOST_LINES = 138_900
+MOST_FILES = 831
+MOST_LINES = 141_300
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
 MOST_IMPORTED_ONCE = 106
