@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from typing import final
@@ -42,7 +41,7 @@ class DrilledJob:
         """What needs more than the job has; the backend refuses what this user may not do."""
         return _NOT_THERE.get(fault)
 
-    def hit(self, run_dir: RunDir, kind: Victim, index: int, number: signal.Signals) -> float:
+    def hit(self, run_dir: RunDir, kind: Victim, index: int, number: int) -> float:
         """Send a signal on the node itself; returns the time of its clock."""
         done = process.run(self._command(run_dir, kind, index, int(number), 0.0), timeout_s=_HIT_S)
         with suppress(ValueError):
