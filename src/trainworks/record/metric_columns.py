@@ -100,7 +100,8 @@ class Steps:
     def tokens_per_s(self) -> Floats:
         """Throughput of each step; NaN where its tokens or its duration are not known."""
         seconds = self.training_s
-        return np.divide(self["tokens"], seconds, out=np.full(len(self), np.nan), where=seconds > 0)
+        rates: Floats = np.divide(self["tokens"], seconds, out=np.full(len(self), np.nan), where=seconds > 0)
+        return rates
 
     def curve(self, name: str) -> Floats:
         """Values of one of `CURVES`."""
@@ -274,7 +275,8 @@ def trailing_mean(values: Floats, width: int) -> Floats:
     counts = np.concatenate([[0], np.cumsum(finite)])
     begins = np.maximum(np.arange(1, len(values) + 1) - width, 0)
     number = counts[1:] - counts[begins]
-    return np.divide(sums[1:] - sums[begins], number, out=np.full(len(values), np.nan), where=number > 0)
+    means: Floats = np.divide(sums[1:] - sums[begins], number, out=np.full(len(values), np.nan), where=number > 0)
+    return means
 
 
 def thinned(values: Sequence[float] | Floats, limit: int) -> NDArray[np.intp]:
