@@ -8,6 +8,7 @@ the front of cost and time is shown with it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -157,10 +158,11 @@ def tie(chosen: Alternative, alternatives: Sequence[Alternative], goal: SizingGo
     """The next alternative, where predictions are less certain than its distance; empty for a clear choice.
 
     Alternatives of one accelerator share the errors of its rates, those of two do not: there the ratio `spread` of the
-    slow end of the 80 % interval to the prediction counts. A purchase has a price that no step time changes.
+    slow end of the 80 % interval to the prediction counts. The same training on nodes of two sellers shares every
+    error, and a purchase has a price that no step time changes: both are clear.
     """
     lasting = (each for each in alternatives if each.life_s is None or chosen.life_s is not None)
-    others = [each for each in lasting if each.meets(goal) and each is not chosen]
+    others = [each for each in lasting if each.meets(goal) and not _trains_alike(each, chosen)]
     if not others or (goal.to_buy and chosen.purchase is not None):
         return ""
     by_time = goal.is_budget_alone
@@ -171,9 +173,15 @@ def tie(chosen: Alternative, alternatives: Sequence[Alternative], goal: SizingGo
     if more > certain:
         return ""
     figure = format_duration(near.p90_s) if by_time else goal.exchange.format(near.cost.value)
-    done = f"half of its runs are done in {format_duration(near.p50_s)}, not {format_duration(chosen.p50_s)}"
     sure = f"a prediction is sure to {100 * (certain - 1):.0f} %"
+    done = f"half of its runs are done in {format_duration(near.p50_s)}, not {format_duration(chosen.p50_s)}"
     return f"no clear winner, {near.name} takes {figure}, and {sure}; {done}"
+
+
+def _trains_alike(one: Alternative, other: Alternative) -> bool:
+    """Whether two alternatives are the same prediction: one accelerator, in the same time."""
+    is_same = one.candidate.base.accelerator == other.candidate.base.accelerator
+    return is_same and math.isclose(one.p50_s, other.p50_s, rel_tol=0.001)
 
 
 def _difference_text(what: str, item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:
