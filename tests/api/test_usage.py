@@ -11,6 +11,7 @@ from trainworks.api.observing.job_board import UsageKey, summed
 from trainworks.jobs.job_row import BilledAttempt, Billing, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.store import open_store
+from trainworks.units import Money
 
 HOUR_S = 3600.0
 
@@ -24,7 +25,7 @@ def attempt(started_at: float, ended_at: float | None, *, number: int = 1, team:
     return BilledAttempt(
         job_id=1,
         owner="ann",
-        billing=Billing(team, 3.0),
+        billing=Billing(team, Money(3.0, "USD")),
         number=number,
         started_at=started_at,
         ended_at=ended_at,

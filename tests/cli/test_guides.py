@@ -59,7 +59,8 @@ def in_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("command", "lines"), list(blocks()))
 def test_a_guide_shows_what_is_printed(command: str, lines: list[str]) -> None:
     told = [line.rstrip() for line in printed(command).splitlines()]
-    missing = [line for line in lines if line.rstrip() not in told]
+    whole = " ".join(told)  # a page is narrower than a wide terminal: sentences break elsewhere
+    missing = [line for line in lines if line.rstrip() not in told and line.rstrip() not in whole]
     assert not missing, f"trainworks {command} does not print:\n" + "\n".join(missing)
 
 
@@ -91,7 +92,8 @@ def test_the_guide_to_clusters_shows_what_is_printed(tmp_path: Path, monkeypatch
     blocks = re.findall(r"```(?:text|console)\n(.*?)```", CLUSTERS.read_text(encoding="utf-8"), re.DOTALL)
     lines = [line for block in blocks if "error: " not in block for line in block.splitlines()]
     kept = [line.removesuffix("...").rstrip() for line in lines if not line.startswith(("$", "note: calibrated"))]
-    missing = [line for line in kept if not any(whole.startswith(line) for whole in told)]
+    together = " ".join(told)
+    missing = [line for line in kept if not any(whole.startswith(line) for whole in told) and line not in together]
     assert not missing, "its plans do not print:\n" + "\n".join(missing)
 
 

@@ -224,9 +224,9 @@ def test_an_explanation_puts_the_layout_beside_the_proposed(tmp_path: Path) -> N
     written(tmp_path)
     done = trainworks_program("plan", "run.yaml", "--explain", "tp=8,pp=4,micro_batch=1", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("this layout  tp 8, ")
-    assert {"term", "forward", "tp", "step", "memory"} <= {line.partition(" ")[0] for line in lines}
+    _, _, lines = done.stdout.partition("\n\n")
+    assert lines.startswith("this layout  tp 8, ")
+    assert {"term", "forward", "tp", "step", "memory"} <= {line.partition(" ")[0] for line in lines.splitlines()}
 
 
 def test_an_explanation_as_json_has_both_layouts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -661,9 +661,9 @@ def test_smaller_clusters_are_planned_without_a_goal_where_they_are_asked_for() 
     assert times == sorted(times, reverse=True)
 
 
-def test_a_plan_far_above_every_compared_run_says_so_first() -> None:
+def test_a_plan_far_above_every_compared_run_says_so_behind_its_verdict() -> None:
     plan = planned(RUN.replace("4 nodes", "16384 nodes").replace("batch: 128", "batch: 131072"))
-    assert printed(plan, width=160).startswith("warning ")
+    assert printed(plan, width=160).split("\n\n")[1].startswith("warning ")
 
 
 def test_a_plan_says_when_the_network_starves_the_accelerators() -> None:

@@ -386,11 +386,12 @@ def accept_cluster(
     """
     groups = list(load_stack(Path(stack))[0].groups("compute"))
     nodes = tuple(name for group in groups for name in group.names)
-    short = _trial(str(run_file), folder).request.run_file
-    digests = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (stack, run_file)]
-    if short.cluster.engine == "local":
+    named = _run_file(str(run_file))
+    if named.workload is not None and named.cluster.engine == "local":
         hint = "give a run file with `cluster: {engine: slurm}`"
         raise ArgumentError("an acceptance measures the nodes of a cluster", argument="run_file", hint=hint)
+    short = _trial(str(run_file), folder).request.run_file
+    digests = [hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in (stack, run_file)]
     has_accelerators = any(hardware_of(group).accelerators for group in groups)
     if short.cluster.of is not None:
         _check_same(described_cluster(short), read_cluster(str(stack)))

@@ -129,9 +129,10 @@ def _is_plain(file: ReviewedFile, call: Call) -> bool:
     fix="Call `scaler.unscale_(optimizer)` before `clip_grad_norm_`.",
     source="https://docs.pytorch.org/docs/stable/notes/amp_examples.html#working-with-unscaled-gradients",
     bad='import torch\nscaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\n'
-    "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n",
+    "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\nscaler.update()\n",
     good='import torch\nscaler = torch.amp.GradScaler("cuda")\nscaler.scale(loss).backward()\n'
-    "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n",
+    "scaler.unscale_(optimizer)\ntorch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\nscaler.step(optimizer)\n"
+    "scaler.update()\n",
 )
 def clipped_before_unscaling(file: ReviewedFile) -> Iterator[Problem]:
     """A clip behind a scaled backward, in its block or in a branch of it, in a file that never unscales."""
