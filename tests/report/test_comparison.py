@@ -320,3 +320,12 @@ def test_an_anchor_of_another_layout_is_not_compared(start_run: RunStart) -> Non
     other = make_plan().layout.model_copy(update={"micro_batch": 4})
     write_anchor(run.run_dir.anchor_file, anchor(layout=other))
     assert run.report().comparison.anchor is None
+
+
+def test_the_verdict_names_the_next_layout_and_never_the_planned_one_again(start_run: RunStart) -> None:
+    first, *others = tuned(None, None, None)
+    buckets = first.model_copy(update={"layout": first.layout.model_copy(update={"bucket_mib": 1})})
+    for compared, near in (((first, buckets), ""), ((first, *others), "micro-batch 4 may be as fast")):
+        verdict = start_run(compared=compared).launch().run_dir.read_resolved().verdict
+        assert verdict is not None
+        assert near in verdict.unless if near else not verdict.unless

@@ -251,7 +251,8 @@ class ResolvedRun(Result, Spec):
 
     def _near(self, plan: Plan) -> str:
         """The next layout, where the plan is not sure of its distance and no step of it was timed; else empty."""
-        others = [each for each in plan.compared if each.layout != plan.layout]
+        chosen = plan.layout.describe()  # what it leaves out, such as the size of buckets, is no other layout
+        others = [each for each in plan.compared if each.layout.describe() != chosen]
         near = min(others, key=lambda each: each.step_s, default=None)
         if near is None or near.measured_s is not None or near.step_s > TIE * plan.step_time.total_s:
             return ""
