@@ -162,13 +162,21 @@ def tie(chosen: Alternative, alternatives: Sequence[Alternative], goal: SizingGo
     error, and a purchase has a price that no step time changes: both are clear.
     """
     lasting = (each for each in alternatives if each.life_s is None or chosen.life_s is not None)
-    others = [each for each in lasting if each.meets(goal) and not _trains_alike(each, chosen)]
+    accelerator = chosen.candidate.base.accelerator
+    others = [
+        each
+        for each in lasting
+        if each.meets(goal)
+        and (
+            each.candidate.base.accelerator != accelerator or not math.isclose(each.p50_s, chosen.p50_s, rel_tol=0.001)
+        )
+    ]
     if not others or (goal.to_buy and chosen.purchase is not None):
         return ""
     by_time = goal.is_budget_alone
     near = min(others, key=lambda each: each.p90_s if by_time else each.cost.value)
     more = near.p90_s / chosen.p90_s if by_time else near.cost.value / chosen.cost.value
-    is_same = near.candidate.base.accelerator == chosen.candidate.base.accelerator
+    is_same = near.candidate.base.accelerator == accelerator
     certain = TIE if is_same else spread
     if more > certain:
         return ""
@@ -176,12 +184,6 @@ def tie(chosen: Alternative, alternatives: Sequence[Alternative], goal: SizingGo
     sure = f"a prediction is sure to {100 * (certain - 1):.0f} %"
     done = f"half of its runs are done in {format_duration(near.p50_s)}, not {format_duration(chosen.p50_s)}"
     return f"no clear winner, {near.name} takes {figure}, and {sure}; {done}"
-
-
-def _trains_alike(one: Alternative, other: Alternative) -> bool:
-    """Whether two alternatives are the same prediction: one accelerator, in the same time."""
-    is_same = one.candidate.base.accelerator == other.candidate.base.accelerator
-    return is_same and math.isclose(one.p50_s, other.p50_s, rel_tol=0.001)
 
 
 def _difference_text(what: str, item: Alternative, chosen: Alternative, goal: SizingGoal) -> str:
