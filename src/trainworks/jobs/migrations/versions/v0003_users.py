@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import socket
+import platform
 import sys
 
 import sqlalchemy as sa
@@ -29,7 +29,7 @@ def upgrade() -> None:
         connection.execute(sa.text("UPDATE jobs SET uid = :uid WHERE owner = :owner"), values)
         asked = "UPDATE jobs SET asked_by = :uid WHERE owner = :owner AND asked_to_end IS NOT NULL"
         connection.execute(sa.text(asked), values)
-    host = {"host": os.environ.get("TRAINWORKS_HOST") or socket.gethostname()}
+    host = {"host": os.environ.get("TRAINWORKS_HOST") or platform.node()}
     connection.execute(sa.text("UPDATE jobs SET host = :host WHERE engine = 'local'"), host)
     connection.execute(sa.text("UPDATE nodes SET uid = :uid"), {"uid": user_id()})
 
