@@ -272,3 +272,8 @@ def test_lines_of_several_commands_end_with_the_last_of_them() -> None:
     commands = {name: ["echo", name] for name in ("a", "b")}
     assert sorted(process.lines_of(commands)) == [("a", "a\n"), ("b", "b\n")]
     assert list(process.lines_of({})) == []
+
+
+def test_bytes_that_are_no_text_end_none_of_several_outputs() -> None:
+    commands = {"a": ["printf", r"one\377\n"], "b": ["echo", "two"]}
+    assert sorted(process.lines_of(commands)) == [("a", "one\ufffd\n"), ("b", "two\n")]

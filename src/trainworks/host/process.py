@@ -215,12 +215,9 @@ def _log_end(command: Sequence[str], output: Output, seconds: float) -> None:
             _LOG.debug("%s: %s", name, text.strip()[:_LOGGED_CHARACTERS])
 
 
-def lines(command: Sequence[str]) -> Iterator[str]:
-    """Lines of a command's stdout as they come; closing the iterator ends the command.
-
-    It is not in the foreground group of the terminal, so Ctrl-C reaches this process only. Its stderr is not captured.
-    """
-    process = subprocess.Popen(
+def _printing(command: Sequence[str]) -> subprocess.Popen[str]:
+    """A command whose output is read line by line, outside the foreground group of the terminal."""
+    return subprocess.Popen(
         list(command),
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -228,6 +225,14 @@ def lines(command: Sequence[str]) -> Iterator[str]:
         errors="replace",
         process_group=0,
     )
+
+
+def lines(command: Sequence[str]) -> Iterator[str]:
+    """Lines of a command's stdout as they come; closing the iterator ends the command.
+
+    It is not in the foreground group of the terminal, so Ctrl-C reaches this process only. Its stderr is not captured.
+    """
+    process = _printing(command)
     _LOG.info("process %d reads: %s", process.pid, _Words(command))
     assert process.stdout is not None
     try:
@@ -252,9 +257,7 @@ def lines_of(commands: Mapping[str, Sequence[str]]) -> Generator[tuple[str, str]
 
     with ExitStack() as open_ones:
         for name, command in commands.items():
-            process = subprocess.Popen(
-                list(command), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, process_group=0
-            )
+            process = _printing(command)
             assert process.stdout is not None
             reader = threading.Thread(target=read, args=(name, process.stdout), daemon=True)
             open_ones.enter_context(process.stdout)
