@@ -108,6 +108,12 @@ class Bed(abc.ABC):
     """That every job asks for, so that no two share a node."""
     cluster: Mapping[str, Any] = {}
     """More keys of `cluster` in the run file."""
+    names_machines = True
+    """Whether a node of another name is another machine."""
+    keeps_record = True
+    """Whether a command writes its events and its end into the folder of its run."""
+    code = '"$TRAINWORKS_RUN_DIR/code"'
+    """Where the kept code is, as a shell of a rank writes it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,7 +167,9 @@ class Bed(abc.ABC):
         run_file = RunFile.model_validate(
             {
                 "name": "t",
-                "roles": {name: {"resources": self.resources, **role} for name, role in roles.items()},
+                "roles": {
+                    name: {"resources": self.resources, "processes_per_node": 1, **role} for name, role in roles.items()
+                },
                 "job": {"grace": "8 s"},
                 "cluster": {"engine": self.word, **self.cluster},
             }
@@ -213,6 +221,10 @@ class Bed(abc.ABC):
     def record(self, job: Job) -> RunDir:
         """Where the job itself writes."""
         return job.run_dir
+
+    def shared(self, job: Job) -> Path:
+        """What its ranks find as TRAINWORKS_RUN_DIR."""
+        return self.record(job).path
 
     def said(self, job: Job, rank: int) -> list[str]:
         """Lines of one rank, so far."""

@@ -361,9 +361,9 @@ def _ended_at(backend: Backend, row: JobRow, run_dir: RunDir, status: JobStatus 
 
 
 def _attempt(store: JobStore, row: JobRow, status: JobStatus, clock: Clock) -> JobRow:
-    """Begin an attempt of a job that was waiting and now has its nodes."""
+    """Begin an attempt of a job that now has its nodes, and was waiting, or had lost those of its last attempt."""
     placement = placement_on(row, status.nodes)
-    if row.state.waits and placement:
+    if placement and (row.state.waits or not row.placement):
         started_at = status.starts_at or status.ended_at or clock.now()
         earlier = (attempt.ended_at or 0.0 for attempt in store.attempts(row.id))
         return store.start(row, placement, now=max(started_at, *earlier, 0.0)) or row  # Kubernetes truncates to seconds

@@ -4,7 +4,11 @@ It reads tasks as SkyPilot does, and runs their `run` with bash, SkyPilot's vari
 each node: the machine. A file `preempt` in the folder of a task takes its machines away, with all of their processes
 and home folders; others are rented at once. An exit code of `recover_on_exit_codes` rents others, too, and so does any
 other while `max_restarts_on_errors` allows it; every end returns them. The tasks of a job group run at the same time,
-each in a folder of its own in that of the job; when the `primary_tasks` have ended, the others are cancelled.
+each in a folder of its own in that of the job; when the `primary_tasks` have ended, the others are cancelled. A
+`workdir` is copied to the machines, where scripts begin in it. What does not end after a cancellation is taken away.
+
+Files in STATE make the program fail: with `away` the API server answers no question but for output; with `loses
+answers` it takes the next job, and is away before it has answered; `word` has another word for the status RUNNING.
 """
 
 from __future__ import annotations
@@ -27,6 +31,9 @@ import psutil
 import yaml
 
 _POLL_S = 0.05
+_GRACE_S = 3.0
+"""From the cancellation of a task to the end of its machines, at the longest."""
+_AWAY = "sky.exceptions.ApiServerConnectionError: Could not connect to SkyPilot API server at http://127.0.0.1:46580."
 
 
 @contextmanager
@@ -93,6 +100,9 @@ def _launch(state: Path, words: list[str]) -> None:
         command = [sys.executable, __file__, str(state), "controller", str(number)]
         controller = subprocess.Popen(command, env=os.environ | secret, stdout=log, stderr=log, start_new_session=True)
     (state / f"{number}" / "controller.pid").write_text(f"{controller.pid}")
+    if (state / "loses answers").exists():
+        (state / "away").touch()
+        sys.exit(_AWAY)
     sys.stdout.write(f"Managed Job ID: {number}\n")
 
 
@@ -133,6 +143,9 @@ def _start(task: dict[str, Any], folder: Path, homes: list[Path]) -> list[subpro
     scripts = []
     for rank, home in enumerate(homes):
         home.mkdir()
+        where = home / "sky_workdir" if "workdir" in task else home
+        if where != home:
+            shutil.copytree(task["workdir"], where)
         machine = {
             "HOME": str(home),
             "SKYPILOT_NODE_RANK": str(rank),
@@ -142,7 +155,7 @@ def _start(task: dict[str, Any], folder: Path, homes: list[Path]) -> list[subpro
         }
         with (folder / f"output-{rank}").open("ab") as output:
             command, env = ["bash", "-c", task["run"]], os.environ | task["envs"] | machine
-            scripts.append(subprocess.Popen(command, cwd=home, env=env, stdout=output, stderr=output))
+            scripts.append(subprocess.Popen(command, cwd=where, env=env, stdout=output, stderr=output))
     return scripts
 
 
@@ -151,9 +164,11 @@ def _run_once(task: dict[str, Any], folder: Path, job: dict[str, Any]) -> list[i
     homes = [folder / f"machine-{job['recovery_count']}-{rank}" for rank in range(task["num_nodes"])]
     scripts = _start(task, folder, homes)
     codes: list[int | None] = [None]
-    while None in codes and not any(codes) and not (folder / "preempt").exists():
+    over_at = float("inf")
+    while None in codes and not any(codes) and not (folder / "preempt").exists() and time.monotonic() < over_at:
         if (folder / "cancel").exists() and job["status"] != "CANCELLING":
             _write(job := job | {"status": "CANCELLING"}, folder)
+            over_at = time.monotonic() + _GRACE_S
             for script in scripts:
                 script.send_signal(signal.SIGTERM)
         time.sleep(_POLL_S)
@@ -186,6 +201,11 @@ def _control_task(folder: Path) -> None:
         _write(job := job | {"status": "RECOVERING", "recovery_count": job["recovery_count"] + 1}, folder)
 
 
+def _print_queue(state: Path) -> None:
+    text, word = json.dumps(jobs(state), indent=2), state / "word"
+    sys.stdout.write((text.replace("RUNNING", word.read_text()) if word.exists() else text) + "\n")
+
+
 def _print_logs(folder: Path) -> None:
     for file in sorted(folder.glob("output-*")):
         rank = file.name.removeprefix("output-")
@@ -196,19 +216,21 @@ def _print_logs(folder: Path) -> None:
 def main(state: Path, words: list[str]) -> None:
     """Do what `sky` is called for."""
     match words:
+        case ["jobs", "launch" | "queue" | "cancel", *_] if (state / "away").exists():
+            sys.exit(_AWAY)
         case ["controller", number]:
             _control(state / number)
         case ["jobs", "launch", *rest]:
             _launch(state, rest)
         case ["jobs", "queue", *_]:
-            sys.stdout.write(json.dumps(jobs(state), indent=2) + "\n")
+            _print_queue(state)
         case ["jobs", "cancel", "--yes", number]:
             for task in _tasks(state / number):
                 (task / "cancel").touch()
-        case ["jobs", "logs", *_, number, name] if not number.startswith("-") and not name.isdecimal():
-            _print_logs(state / number / name)
-        case ["jobs", "logs", *_, number]:
-            _print_logs(state / number)
+        case ["jobs", "logs", *rest]:
+            _print_logs(
+                state.joinpath(*rest[rest.index("--tail") + 2 :])
+            )  # the number of a job, and of one task its name
 
 
 if __name__ == "__main__":

@@ -207,8 +207,10 @@ def test_lines_of_all_roles_come_as_they_are_written_and_name_their_role() -> No
 
 
 @pytest.fixture
-def cloud(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a cloud."""
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder of a cloud, and an empty folder of code."""
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path / "code")
     with opened(tmp_path / "cloud") as folder:
         yield folder
 

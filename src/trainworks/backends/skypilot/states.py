@@ -86,6 +86,7 @@ def role_of_node(tasks: Sequence[Record], node: int) -> tuple[str, int] | None:
 def _task_status(task: Record) -> JobStatus:
     raw = str(task.get("status"))
     state = JOB_STATES.get(raw, JobState.UNKNOWN)
+    has_ended = state.is_final and _time(task.get("start_at")) is not None  # it had nodes
     wanted = (task.get(key) for key in ("failure_reason", "details", "infra"))  # the last one of a job with nodes
     return JobStatus(
         state=state,
@@ -93,7 +94,7 @@ def _task_status(task: Record) -> JobStatus:
         reason=next((text for text in map(_plain, wanted) if text not in _EMPTY), None),
         cause=_CAUSES.get(raw),
         hint=_MACHINES_LEFT if raw == "FAILED_CONTROLLER" else None,
-        nodes=_nodes([task]) if state is JobState.RUNNING else (),
+        nodes=_nodes([task]) if state is JobState.RUNNING or has_ended else (),
         restarts=int(task.get("recovery_count") or 0),
         exit_code=0 if state is JobState.SUCCEEDED else _exit_code(task.get("failure_reason")),
         starts_at=None if state.waits else _time(task.get("start_at")),
@@ -128,7 +129,8 @@ def _group_status(tasks: Sequence[Record]) -> JobStatus:
     elif any(state is not JobState.SUCCEEDED for state in deciding):
         last = JobStatus(state=JobState.STOPPED)
     starts_at, ended_at = min(started, default=None), max(ended, default=None)
-    return replace(last, raw=raw, restarts=0, starts_at=starts_at, ended_at=ended_at)
+    nodes = _nodes(tasks) if started else ()
+    return replace(last, raw=raw, restarts=0, nodes=nodes, starts_at=starts_at, ended_at=ended_at)
 
 
 @dataclass(frozen=True, slots=True)
