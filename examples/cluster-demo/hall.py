@@ -115,7 +115,9 @@ class Pager(BaseHTTPRequestHandler):
         message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         for one in message["alerts"]:
             labels = one["labels"]
-            self.pages.put(f"{one['status']} {labels['alertname']} {labels.get('node') or labels.get('run')}")
+            page = f"{one['status']} {labels['alertname']} {labels.get('node') or labels.get('run')}"
+            print(f"# at {time.strftime('%X')} Alertmanager says: {page}", flush=True)
+            self.pages.put(page)
         self.send_response(200)
         self.end_headers()
 

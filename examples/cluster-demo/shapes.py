@@ -87,6 +87,8 @@ def day_two(hall: Hall) -> None:
     run("trainworks deploy restore stack.yaml project/backups/database-*.sql.gz --into project")
     run("sed -i 's/cpu\\[1-2\\]/cpu1/' stack.yaml && trainworks deploy remove stack.yaml cpu2 --into project")
     run("ssh alice@login1 sinfo --noheader --format=%N", lambda code, printed: code == 0 and "cpu2" not in printed)
+    if "firing NodeDown cpu2" in Pager.pages.queue:
+        raise SystemExit("there was a page about a node that was removed on purpose")
     run("sed -i 's/cpu1/cpu[1-2]/' stack.yaml && trainworks deploy add stack.yaml cpu2 --into project")
     hall.stop("cpu2")
     shutil.rmtree(HALL / "cpu2" / "upper")
@@ -219,7 +221,7 @@ SHAPES = {
     "one-node": Shape(one_node, breaks="box1"),
     "debian-13": Shape(debian_13, breaks="box1", suite="trixie"),
     "two-boxes": Shape(two_boxes, breaks="box2"),
-    "two-racks": Shape(two_racks, breaks="cpu2"),
+    "two-racks": Shape(two_racks, breaks="gpu2"),
     "roce": Shape(rails),
     "routed-rails": Shape(rails),
     "two-controllers": Shape(two_controllers),

@@ -86,12 +86,15 @@ def keeping(folder: Path, nodes: str = "gpu[01-04]", steps: list[BatchStep] | No
     return Upkeep(stack, project, wait_s=60, on_step=(steps if steps is not None else []).append)
 
 
-def test_a_node_that_leaves_has_no_jobs_then_no_keys_and_then_no_name(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_a_node_that_leaves_has_no_jobs_then_no_alarm_then_no_keys_and_then_no_name(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
     kept = keeping(tmp_path, "gpu[01-03]")
     assert not kept.take("remove", ["gpu04"]).failed
     assert cluster.asked == [
         "scontrol update NodeName=gpu04 State=DRAIN Reason='trainworks deploy'",
         "wait for jobs",
+        "site.yaml monitoring on login1",
         "remove.yaml on gpu04",
         "site.yaml base,firewall,storage,scheduler,monitoring on login1,store1,gpu01,gpu02,gpu03",
     ]

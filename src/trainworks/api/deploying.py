@@ -45,6 +45,7 @@ from trainworks.review.registry import selected_rules
 _RULES = ("TW73", "TW74", "TW75")
 _NAMING_HOSTS = Playbook(tags=("base", "firewall", "storage", "scheduler", "monitoring"))
 """Parts that name all hosts: /etc/hosts, rules of the firewall, mounts, slurm.conf, targets of Prometheus."""
+_WATCHING = Playbook(tags=("monitoring",))
 _TOKEN_FILE = "exporter.token"  # noqa: S105, a file beside prometheus.yml, which the role writes
 
 
@@ -270,7 +271,7 @@ class Upkeep:
         return done
 
     def _remove(self, stack: Stack, record: AppliedHosts, names: Collection[str]) -> PlaybookRun:
-        """Without jobs first, then without daemons and keys, and then unknown to the others."""
+        """Without jobs first, then watched no more, without daemons and keys, and then unknown to the others."""
         hosts = {name: {"ansible_host": record.hosts[name].address} for name in names}
         write_atomic(
             self.into / "leaving.yaml", to_yaml({"all": {"vars": {"ansible_user": stack.admin}, "hosts": hosts}})
@@ -278,6 +279,10 @@ class Upkeep:
         leaving = Playbook("remove.yaml", inventories=("leaving.yaml",))
         if problem := self._rollout(stack, leaving).drain([*names]):
             return PlaybookRun((), (), problem)
+        if watching := stack.hosts("monitoring"):  # it would page about a node that is shut down on purpose
+            unwatched = self._play(_WATCHING, watching)
+            if unwatched.failed:
+                return unwatched
         left = self._play(leaving, names)
         if any(host.failed for host in left.hosts):
             return left
