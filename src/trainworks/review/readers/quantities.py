@@ -110,17 +110,19 @@ def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:
     [25000000000.0, 24000000000.0]
     """
     found = [
-        StatedQuantity(kind, value * size, match.start(), match.end(), match[0], _is_bound(text, match))
+        StatedQuantity(
+            kind,
+            value * size,
+            match.start(),
+            match.end(),
+            match[0],
+            bool(match["more"] or match["after"] or _AT_LEAST.search(text[: match.start()])),
+        )
         for pattern, size in _patterns(kind)
         for match in pattern.finditer(text)
         if (value := _value(match["upper"] or match["number"] or "1", match["scale"] or "")) is not None
     ]
     yield from sorted(found, key=lambda one: one.start)
-
-
-def _is_bound(text: str, match: re.Match[str]) -> bool:
-    """The text says that a quantity is the least."""
-    return bool(match["more"] or match["after"] or _AT_LEAST.search(text[: match.start()]))
 
 
 @cache

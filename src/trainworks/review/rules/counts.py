@@ -82,6 +82,7 @@ _RELEASE = r"\s*(?:版本)?\s*(?:>=|≥|==?|[:：|])?\s*"
 """What stands between a name and its release."""
 _ROWS = 8
 """Rows of a table above and below one that are about the same machine."""
+_LATER = re.compile(r"[\d.]*\s?(?:\+|or (?:newer|later)|以上|或更高)")
 _NEAR_BEFORE = 40
 _YEARS_OVER = 2
 """Years after the end of support in which a driver is not called outdated."""
@@ -205,7 +206,14 @@ def ended_release(file: ReviewedFile) -> Iterator[Problem]:
             continue
         for component in _VERSIONS:
             for found, each in _ended(statement, component):
-                if each.name not in said and not _is_past(statement, found):
+                # what it was tested with behind a bound, as in `525+ (tested with 525.105)`, is not of the past
+                bound = _LATER.match(statement.text, found.end())
+                past = [
+                    word
+                    for word in statement.mentions("past")
+                    if not (bound and word[0].lower() == "tested" and word.start() > found.end())
+                ]
+                if each.name not in said and not past:
                     said.add(each.name)
                     yield statement.problem(
                         found.start(), "support of {part} ended in {ends}; {newest} has it", part=each.name,
@@ -232,13 +240,6 @@ def _is_advised(component: Component, statement: Statement, found: re.Match[str]
     advising = (word for concept in ("advise", "with", "installing") for word in statement.mentions(concept))
     gaps = (statement.text[word.end() : found.start()] for word in advising if word.end() <= found.start())
     return any(len(gap) <= _NEAR_BEFORE and not re.search(r"[,，。;；]", gap) for gap in gaps)
-
-
-def _is_past(statement: Statement, found: re.Match[str]) -> bool:
-    """The sentence speaks of an old release, except for what it tested behind a bound: `525+ (tested with 525.105)`."""
-    words = statement.mentions("past")
-    bound = re.match(r"[\d.]*\s?(?:\+|or (?:newer|later)|以上|或更高)", statement.text[found.end() :])
-    return any(not (bound and word[0].lower() == "tested" and word.start() > found.end()) for word in words)
 
 
 def _family(found: re.Match[str]) -> str:

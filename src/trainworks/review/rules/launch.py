@@ -28,6 +28,8 @@ _READ_BY_PROGRAMS = re.compile(
     r"=[^\s;&|]+[ \t]*(?:#.*)?"
 )
 """Variables that programs read, and a script itself hardly."""
+_PASSED = r"(?:export|declare -\w*x|typeset -x|-x|--env|-e)\s[^\n]*\b{name}\b|\$\{{?{name}\b"
+"""A script exports a variable, or uses it itself."""
 _TASKS = re.compile(r"\$(?:SLURM_NTASKS_PER_NODE|\{SLURM_NTASKS_PER_NODE(?::[^}]*)?\})")
 """A number that is the tasks of each node."""
 _STARTS = re.compile(r"^(?:\S*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)\b")
@@ -313,16 +315,9 @@ def unexported(file: ReviewedFile) -> Iterator[Problem]:
     programs = [command.line for command in file.commands if _STARTS.search(" ".join(command.texts[:4]))]
     for number, line in enumerate(file.lines, start=1):
         found = _READ_BY_PROGRAMS.fullmatch(line)
-        if found and any(at > number for at in programs) and not _is_passed(file.text, found[1]):
+        passed = found and re.search(_PASSED.format(name=found[1]), file.text)
+        if found and any(at > number for at in programs) and not passed:
             yield Problem(number, found.start(1) + 1, f"`{found[1]}` stays in the shell")
-
-
-def _is_passed(script: str, name: str) -> bool:
-    """The script exports a variable, or uses it itself."""
-    return (
-        re.search(rf"(?:export|declare -\w*x|typeset -x|-x|--env|-e)\s[^\n]*\b{name}\b|\$\{{?{name}\b", script)
-        is not None
-    )
 
 
 @rule(
@@ -337,7 +332,7 @@ def _is_passed(script: str, name: str) -> bool:
     good="compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 16\n",
 )
 def machines_without_process(file: ReviewedFile) -> Iterator[Problem]:
-    """A configuration of accelerate whose processes are no multiple of its machines."""
+    """A configuration of accelerate whose machines do not divide its processes."""
     for document in file.documents:
         processes = tree.get(document, "num_processes")
         machines, count = tree.integer(tree.get(document, "num_machines")), tree.integer(processes)

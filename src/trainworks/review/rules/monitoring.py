@@ -220,27 +220,27 @@ _A_TIME = re.compile(
 
 @_alert_rule(
     "TW727",
-    "The age of a value that is no time",
-    why="`time()` is seconds since 1970. Less the value of a metric that is no time it stays about 1.7e9: the alert "
-    "fires all the time, whatever happens.",
-    fix="Take `timestamp(METRIC)`, which is the time of the sample, or `changes(METRIC[5m]) == 0` for a value that "
-    "stands still.",
+    "The age of a value that does not tell a time",
+    why="`time()` is seconds since 1970. Less the value of another metric than a time it stays about 1.7e9: the alert "
+    "always fires.",
+    fix="Take `timestamp(METRIC)`, which is the time of the sample, or `changes(METRIC[5m]) == 0` for a value that no "
+    "longer changes.",
     source="https://prometheus.io/docs/prometheus/latest/querying/functions/#timestamp",
     bad="groups:\n- name: gpu\n  rules:\n  - alert: Stalled\n    expr: time() - max(tokens_per_second{job='a'}) > 9\n",
     good="groups:\n- name: gpu\n  rules:\n  - alert: Stalled\n    expr: changes(tokens_per_second{job='a'}[5m]) == 0\n",
 )
 def age_of_no_time(file: ReviewedFile) -> Iterator[Problem]:
-    """`time()` less a metric whose name is that of no time."""
+    """`time()` less a metric whose name has no word for a time."""
     for alert in _alert_rules(file):
         node = tree.get(alert, "expr")
         found = _AGE.search(tree.scalar(node) or "")
         if node is not None and found and not _A_TIME.search(found["metric"]) and "timestamp(" not in found[0]:
-            yield Problem(*tree.place(node), f"`{found['metric']}` is no time")
+            yield Problem(*tree.place(node), f"`{found['metric']}` does not tell a time")
 
 
 @rule(
     "TW728",
-    "Alerts that reach no one",
+    "Alerts without an Alertmanager",
     "warning",
     why="Prometheus evaluates the rules of its files, and sends their alerts to the Alertmanagers that `alerting` "
     "names. Without one they show on its own page alone.",

@@ -181,8 +181,8 @@ def parameter_twice(file: ReviewedFile) -> Iterator[Problem]:
     "TW323",
     "The limits of cgroup.conf have no effect",
     "warning",
-    why="Slurm confines jobs to their cores, memory and GPUs in the plugin `task/cgroup`. Without it a job uses "
-    "whatever its node has, and two jobs can take the same GPU.",
+    why="Slurm confines jobs to their cores, memory and GPUs in the plugin `task/cgroup`. Without it a job uses all "
+    "that its node has, and two jobs can take the same GPU.",
     fix="Set `TaskPlugin=task/cgroup,task/affinity`.",
     bad="ClusterName=train\nGresTypes=gpu\nNodeName=gpu[1-4] Gres=gpu:8\n",
     good="ClusterName=train\nGresTypes=gpu\nTaskPlugin=task/cgroup,task/affinity\nNodeName=gpu[1-4] Gres=gpu:8\n",

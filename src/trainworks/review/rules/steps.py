@@ -344,7 +344,11 @@ def constant_scale(file: ReviewedFile) -> Iterator[Problem]:
 def kept_graph(file: ReviewedFile) -> Iterator[Problem]:
     """`total += loss` of the tensor whose `backward` the same loop calls, where nothing calls `backward` of the sum."""
     code = file.python
-    owners = {_differentiated(call.node): call for call in code.calls_of("backward")}
+    owners = {
+        ast.unparse(_unmoved(call.node.func.value)): call
+        for call in code.calls_of("backward")
+        if isinstance(call.node.func, ast.Attribute)
+    }
     for node in code.nodes_of(ast.AugAssign) if owners else ():
         added = _unmoved(node.value)
         value, target = ast.unparse(added), ast.unparse(node.target)
@@ -359,17 +363,13 @@ def kept_graph(file: ReviewedFile) -> Iterator[Problem]:
                 yield Problem(node.lineno, node.col_offset + 1, f"`{target}` keeps the graph of each `{value}`")
 
 
-def _differentiated(backward: ast.Call) -> str:
-    """The tensor whose `backward` is called, also where a scaler is between: `scaler.scale(loss).backward()`."""
-    tensor = backward.func.value if isinstance(backward.func, ast.Attribute) else backward.func
-    scales = isinstance(tensor, ast.Call) and isinstance(tensor.func, ast.Attribute) and tensor.func.attr == "scale"
-    return ast.unparse(tensor.args[0] if scales and isinstance(tensor, ast.Call) and tensor.args else tensor)
-
-
 def _unmoved(node: ast.expr) -> ast.expr:
-    """A tensor without `.cpu()` and `.to(...)` behind it, which keep its graph."""
-    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("cpu", "to"):
-        node = node.func.value
+    """A tensor without `.cpu()` and `.to(...)` behind it, which keep its graph, and without a scaler around it."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        method, arguments = node.func, node.args
+        if method.attr not in ("cpu", "to", "scale") or (method.attr == "scale" and not arguments):
+            break
+        node = arguments[0] if method.attr == "scale" else method.value
     return node
 
 

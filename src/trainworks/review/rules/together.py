@@ -144,8 +144,10 @@ def count_of_one_rank(file: ReviewedFile) -> Iterator[Problem]:
             shared |= {ast.unparse(each) for each in target.targets}
     for function in code.nodes_of(ast.FunctionDef) if shared else ():
         shared |= _given(code, function, shared)
-    for node in [*code.nodes_of(ast.BinOp), *code.nodes_of(ast.AugAssign)] if shared else ():
-        count, whole = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
+    divided: list[tuple[ast.BinOp | ast.AugAssign, ast.expr, ast.expr]] = []
+    divided += [(node, node.left, node.right) for node in code.nodes_of(ast.BinOp)]
+    divided += [(node, node.target, node.value) for node in code.nodes_of(ast.AugAssign)]
+    for node, count, whole in divided if shared else ():
         sizes = [whole, *code.values_of(whole)] if isinstance(whole, ast.Name) else [whole]
         found = [re.fullmatch(r"len\((\w+)\.dataset\)", ast.unparse(size)) for size in sizes]
         if isinstance(node.op, ast.Div) and any(one and one[1] in shared for one in found):
