@@ -21,7 +21,13 @@ _FSDP = (
 )
 _CLIP = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n"
 _STEP = "import torch\nmodel = torch.nn.Dropout(0.1)\n"
+_SHARD = (
+    "import torch\nfrom torch.utils.data import DataLoader, DistributedSampler\n"
+    "loader = DataLoader(data, sampler=DistributedSampler(data))\n\n\n"
+    "def test(batches):\n    size = len(batches.dataset)\n    print(correct() / size)\n\n\n"
+)
 _SHARED = "    if dist.get_rank() == 0 and done:\n        break\n"
+_TASKS = "srun torchrun --nnodes=2 --nproc-per-node=$SLURM_NTASKS_PER_NODE --rdzv-endpoint=a:1 a.py\n"
 _JOB = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: train}\nspec:\n"
 _POD = "  template:\n    spec:\n      restartPolicy: Never\n      containers:\n      - name: t\n        image: t\n"
 
@@ -59,6 +65,15 @@ def lines(rule: str, text: str, name: str, folder: Path | None = None) -> list[i
         ("TW130", _BATCH.replace("2 ", "1 ") + "torchrun --standalone --nproc-per-node=4 a.py &\n", []),
         ("TW131", "sed 's/[a-Z]//'\n", [1]),
         ("TW131", "echo '[a-Z]'\n", []),
+        ("TW132", "\n# health check\n#!/bin/sh\nnvidia-smi\n", [3]),
+        ("TW132", "#!/bin/sh\n# later: #!/bin/bash\n", []),
+        ("TW132", "echo a\n#!/bin/bash\n", []),
+        ("TW133", "OMP_NUM_THREADS=1\ndeepspeed main.py\n", [1]),
+        ("TW133", "OMP_NUM_THREADS=1 deepspeed main.py\n", []),
+        ("TW133", "OMP_NUM_THREADS=1\nexport OMP_NUM_THREADS\ndeepspeed main.py\n", []),
+        ("TW133", "NCCL_DEBUG=INFO\nmpirun -x NCCL_DEBUG=$NCCL_DEBUG ./a\n", []),
+        ("TW133", "NCCL_DEBUG=INFO\necho done\n", []),
+        ("TW107", _BATCH.replace("nodes=2", "ntasks-per-node=8") + _TASKS, [3]),
         ("TW317", "#!/bin/bash\n#SBATCH --mem=8G\n#SBATCH --mem=8G\n", []),
         ("TW318", _BATCH + "run $SLURM_GPUS_PER_NODE\n", [3]),
         ("TW318", _BATCH + "run ${SLURM_GPUS:-8} ${SLURM_CPUS_PER_TASK:-1}\n", []),
@@ -87,6 +102,25 @@ def test_mistakes_of_shell_code(rule: str, code: str, found: list[int]) -> None:
         ("TW624", "import torch\nfor x in data:\n    if torch.isnan(x):\n        continue\n    x.backward()\n", []),
         ("TW625", _FSDP + "def save(self):\n    if rank != 0:\n        return\n    return model.state_dict()\n", [8]),
         ("TW625", _FSDP + "if rank == 0:\n    optimizer.state_dict()\n", []),
+        (
+            "TW625",
+            _FSDP + "if rank == 0:\n    with FSDP.state_dict_type(model, FULL):\n        model.state_dict()\n",
+            [7],
+        ),
+        ("TW627", _SHARD + "test(loader)\n", [8]),
+        ("TW627", _SHARD + "test(loader)\ntest(all_of_them)\n", []),
+        ("TW642", _STEP + "for x in data:\n    l = model(x)\n    l.backward()\n    total += l.cpu()\n", [6]),
+        (
+            "TW642",
+            _STEP + "for x in data:\n    l = model(x)\n    scaler.scale(l).backward()\n    total += l\n",
+            [6],
+        ),
+        (
+            "TW507",
+            _DDP + "from torchvision.datasets import MNIST\nif rank == 0:\n    MNIST('a', download=True)\n",
+            [],
+        ),
+        ("TW644", _FSDP + "p = MixedPrecision(param_dtype=torch.float16)\nscaler = ShardedGradScaler()\n", []),
         ("TW625", _DDP + "if rank == 0:\n    model.state_dict()\n", []),
         ("TW626", _DDP + f"for epoch in range(3):\n    train()\n{_SHARED}", []),
         ("TW626", _DDP + "for epoch in range(3):\n    if rank == 0:\n        for x in data:\n            break\n", []),
@@ -153,6 +187,14 @@ def test_mistakes_of_training_programs(rule: str, code: str, found: list[int]) -
 @pytest.mark.parametrize(
     ("rule", "name", "text", "found"),
     [
+        ("TW134", "accelerate.yaml", "distributed_type: MULTI_GPU\nnum_machines: 4\nnum_processes: 6\n", [3]),
+        ("TW134", "accelerate.yaml", "distributed_type: MULTI_GPU\nnum_machines: 4\nnum_processes: 8\n", []),
+        ("TW321", "slurm.conf", "PartitionName=a \\\n  MaxTime=1:00 State=UP\nMaxNodeCount=9\n", []),
+        ("TW322", "slurm.conf", "SchedulerParameters=a=1\nSchedulerParameters+=b=2\n", [2]),
+        ("TW322", "slurm.conf", "SlurmctldHost=a\nSlurmctldHost=b\nProlog=/a\nProlog=/b\n", []),
+        ("TW323", "slurm.conf", "ClusterName=a\nTaskPlugin=task/affinity\nNodeName=b Gres=gpu:4\n", [2]),
+        ("TW323", "slurm.conf", "NodeName=b Gres=gpu:4\n", []),
+        ("TW323", "slurm.conf", "ClusterName=a\nNodeName=b CPUs=4\n", []),
         ("TW314", "slurm.conf", "TaskPlugin=task/cgroup,task/afinity\n", [1]),
         ("TW314", "slurm.conf", "TaskPlugin=task/cgroup,task/ours\n", []),
         ("TW315", "slurm.conf", "SelectTypeParameters=CR_Core\n", []),
@@ -188,6 +230,13 @@ def test_mistakes_of_training_programs(rule: str, code: str, found: list[int]) -
             "groups:\n- name: a\n  rules:\n  - alert: A\n    expr: rate(node_cpu_seconds_total[5m]) > 1\n",
             [],
         ),
+        (
+            "TW727",
+            "a.yml",
+            "groups:\n- name: a\n  rules:\n  - alert: A\n    expr: time() - max(node_boot_time_seconds{}) < 9\n",
+            [],
+        ),
+        ("TW715", "Dockerfile-gpu", "FROM nvidia/cuda:12.8.1-base-ubuntu24.04\n# FROM nvidia/pytorch:1\n", []),
         (
             "TW725",
             "a.yml",
@@ -226,3 +275,18 @@ def test_the_slurm_of_an_image_decides(tmp_path: Path, text: str, found: list[in
 def test_a_loaded_module_decides(module: str, found: list[int]) -> None:
     script = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --export-file=env.txt\nmodule load gcc {module}\nsrun ./a\n"
     assert lines("TW309", script, "train.sbatch") == found
+
+
+def test_a_cgroup_conf_beside_slurm_conf_is_read(tmp_path: Path) -> None:
+    conf = "ClusterName=a\nProctrackType=proctrack/cgroup\nNodeName=b CPUs=8\n"
+    assert lines("TW323", conf, "slurm.conf", tmp_path) == []
+    (tmp_path / "cgroup.conf").write_text("ConstrainCores=yes\n")
+    assert lines("TW323", conf, "slurm.conf", tmp_path) == [1]
+
+
+def test_the_rules_beside_a_configuration_of_prometheus_are_read(tmp_path: Path) -> None:
+    config = "rule_files: [/etc/prometheus/gpu.yml]\nscrape_configs:\n- job_name: gpu\n"
+    (tmp_path / "gpu.yml").write_text("groups:\n- name: a\n  rules:\n  - record: a\n    expr: b\n")
+    assert lines("TW728", config, "prometheus.yml", tmp_path) == []
+    (tmp_path / "gpu.yml").write_text("groups:\n- name: a\n  rules:\n  - alert: A\n    expr: b\n")
+    assert lines("TW728", config, "prometheus.yml", tmp_path) == [1]

@@ -59,8 +59,47 @@ def test_the_wordings_are_of_every_wrong_claim() -> None:
     assert min(named.values()) >= 5
 
 
-def test_every_rule_about_texts_has_its_texts_in_chinese() -> None:
-    assert sorted(TRANSLATED) == PROSE
+def test_every_rule_has_its_texts_in_chinese() -> None:
+    assert sorted(TRANSLATED) == sorted(RULES)
+    assert [
+        id_ for id_ in PROSE if not (TRANSLATED[id_].message and TRANSLATED[id_].bad and TRANSLATED[id_].good)
+    ] == []
+
+
+@pytest.mark.parametrize("id_", list(RULES))
+def test_a_chinese_text_has_the_commands_of_the_english_one(id_: str) -> None:
+    for english, chinese in ((RULES[id_].why, TRANSLATED[id_].why), (RULES[id_].fix, TRANSLATED[id_].fix)):
+        assert re.search("[\u4e00-\u9fff]", chinese)
+        assert set(re.findall("`([^`]+)`", english)) <= set(re.findall("`([^`]+)`", chinese))
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "chinese"),
+    [
+        ("train.sh", "#!/bin/bash\n# 四机三十二卡\ntorchrun --nnodes=4 --standalone train.py\n", True),
+        ("train.sh", "#!/bin/bash\n# four nodes of eight GPUs\ntorchrun --nnodes=4 --standalone train.py\n", False),
+        ("train.sh", "#!/bin/bash\ntorchrun --nnodes=4 --standalone train.py --title 训练\n", False),
+        ("guide.md", "四机训练：\n\n```bash\ntorchrun --nnodes=4 --standalone train.py\n```\n", True),
+    ],
+)
+def test_code_is_answered_in_the_language_of_its_comments(name: str, code: str, chinese: bool) -> None:
+    (found,) = check_text(code, [RULES["TW116"]], name=name)
+    assert "on 4 nodes" in found.message
+    for text in (found.message, found.why, found.fix):
+        assert bool(re.search("[\u4e00-\u9fff]", text)) == chinese
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "rules"),
+    [
+        ("train.sh", "# NCCL knows three algorithms, Ring, Tree and CollNet\nsrun ./a\n", ["TW829"]),
+        ("train.py", "import torch\n\nn = 4  # the A100 has 80 GB of HBM3\n", ["TW804"]),
+        ("train.py", "import torch\n\nname = 'the A100 has 80 GB of HBM3'\n", []),
+        ("train.sh", "# echo the A100 has 80 GB of HBM2e\n#SBATCH --comment=HBM3\nsrun ./a\n", []),
+    ],
+)
+def test_a_claim_in_a_comment_is_read(name: str, code: str, rules: list[str]) -> None:
+    assert [found.rule for found in check_text(code, EVERY, name=name)] == rules
 
 
 @pytest.mark.parametrize("id_", PROSE)

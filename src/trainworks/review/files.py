@@ -18,7 +18,7 @@ from trainworks.review.finding import Edit
 from trainworks.review.readers import tree
 from trainworks.review.readers.conf import ConfLine, Field, read_columns, read_conf
 from trainworks.review.readers.launch import TorchLaunch, launches
-from trainworks.review.readers.prose import python_in, scripts_in
+from trainworks.review.readers.prose import comments_in, python_in, scripts_in
 from trainworks.review.readers.python import PythonCode
 from trainworks.review.readers.run_file import RunFileText, read_run_file
 from trainworks.review.readers.shell import Command, Script, Setting
@@ -47,7 +47,7 @@ def kind_of(path: Path) -> Kind | None:
     """What a file is by its name; None if no rule reads such a file."""
     if path.name in _NAMES:
         return _NAMES[path.name]
-    if re.fullmatch(r"(?:Docker|Container)file(?:\..*)?", path.name, re.IGNORECASE):
+    if re.fullmatch(r"(?:Docker|Container)file(?:[._-].*)?", path.name, re.IGNORECASE):
         return "dockerfile"
     if re.fullmatch(r"requirements.*\.txt", path.name, re.IGNORECASE):
         return "requirements"
@@ -76,27 +76,32 @@ class ReviewedFile:
         return self.text.split("\n")
 
     @cached_property
+    def prose(self) -> str:
+        """The sentences of a file at their places: a text, or the comments of code and configuration."""
+        return self.text if self.kind == "text" else comments_in(self.text) if self.kind != "json" else ""
+
+    @cached_property
     def statements(self) -> tuple[Statement, ...]:
-        """Sentences of a text, without its code; none of another kind of file."""
-        return tuple(statements_in(self.text)) if self.kind == "text" else ()
+        """Sentences of a text, without its code, or of the comments of code."""
+        return tuple(statements_in(self.prose))
 
     def naming(self, concepts: tuple[str, ...]) -> tuple[Statement, ...]:
         """The statements that have a word for one of the concepts."""
         if concepts not in self._naming:
-            text = ascii_width(self.text) if self.kind == "text" else ""
+            text = ascii_width(self.prose)
             named = any(vocabulary()[concept].search(text) for concept in concepts)
             self._naming[concepts] = tuple(one for one in self.statements if one.names(*concepts)) if named else ()
         return self._naming[concepts]
 
     @cached_property
     def whole_lines(self) -> tuple[Statement, ...]:
-        """Lines of a text as one statement each, such as the description of a machine."""
-        return tuple(statements_in(self.text, whole=True)) if self.kind == "text" else ()
+        """Lines of a text or of comments as one statement each, such as the description of a machine."""
+        return tuple(statements_in(self.prose, whole=True))
 
     @cached_property
     def language(self) -> Language:
-        """Language of a text, in which findings answer; English for code and configuration."""
-        return language_of(self.text) if self.kind == "text" else "en"
+        """Language of a text, or of the comments of code and configuration, in which findings answer."""
+        return language_of(self.prose)
 
     @cached_property
     def scripts(self) -> tuple[Script, ...]:

@@ -1,6 +1,6 @@
 """A rule: its documentation, and the check of one file.
 
-A rule has its texts in English. Those in another language of reviewed texts are a file of the folder `texts`, named by
+A rule has its texts in English. Those in another language of reviewed files are a file of the folder `texts`, named by
 the code of the language.
 """
 
@@ -28,13 +28,17 @@ class RuleTexts:
     """The texts of a rule in another language than English."""
 
     title: str
-    message: str
-    """What is wrong; `{name}` stands for a value of the problem."""
     why: str
     fix: str
-    bad: str
-    """Example in that language, which the rule finds."""
-    good: str
+    message: str = ""
+    """What is wrong; `{name}` stands for a value of the problem. Empty for a rule about code: see `message_of`."""
+    bad: str = ""
+    """Example in that language, which the rule finds; empty for a rule about code, whose examples are in none."""
+    good: str = ""
+
+    def message_of(self, problem: Problem) -> str:
+        """What is wrong, with the values of a problem: its own message, else the title and the English message."""
+        return self.message.format_map(problem.values) if self.message else f"{self.title}\uff1a{problem.message}"
 
 
 @cache
@@ -81,7 +85,7 @@ class ReviewRule:
     def findings(self, file: ReviewedFile) -> Iterator[Finding]:
         """Findings of this rule in a file, without those that no release that the file is used with can have.
 
-        They are in the language of a text where the rule has its texts in it, else in English.
+        They are in the language of the file where the rule has its texts in it, else in English.
         """
         translated = texts(file.language).get(self.id)
         for found in self.check(file):
@@ -94,7 +98,7 @@ class ReviewRule:
                 column=problem.column,
                 rule=self.id,
                 severity=self.severity,
-                message=translated.message.format_map(problem.values) if translated else problem.message,
+                message=translated.message_of(problem) if translated else problem.message,
                 why=translated.why if translated else self.why,
                 fix=(translated.fix if translated else self.fix).replace("PART", problem.part or "PART"),
                 source=self.source.replace("PART", problem.part or "PART"),

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_PAIR = re.compile(r"(?<![A-Za-z0-9_])([A-Za-z][A-Za-z0-9_]{0,99})\s*=\s*(\"[^\"]*\"|[^\s#]*)")
+_PAIR = re.compile(r"(?<![A-Za-z0-9_])([A-Za-z][A-Za-z0-9_]{0,99})\s*[-+*/]?=\s*(\"[^\"]*\"|[^\s#]*)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def _pattern() -> re.Pattern[str]:
     form = rf"(?:[- ]?(?P<form>SXM\d?|PCIe|PCIE|NVL){WORD_END})?"
     return re.compile(
         # 8xA100 has no end of a word before the name
-        rf"(?:(?<![A-Za-z0-9])|(?<=\d[xX×]))(?P<family>{names_of})(?![0-9A-Za-z]|-[A-Z]?\d{{3}})"
+        rf"(?:(?<![A-Za-z0-9])|(?<=\d[xX×]))(?P<family>{names_of})s?(?![0-9A-Za-z]|-[A-Z]?\d{{3}})"
         rf"{form}(?:[- ]?(?P<size>\d{{2,3}})\s?GB?{WORD_END})?{form.replace('form', 'form2')}"
     )
 

@@ -20,13 +20,19 @@ _START = re.compile(
     r"|\./contrib/configure|\./autogen\.sh|python3? -m torch\.distributed)\b"
 )
 _INLINE = re.compile(
-    r"(?:`|[:：]\s*|(?<=[\u4e00-\u9fff])\s*)"
-    r"((?:(?:sudo )?apt(?:-get)? install|pip3? install|git clone|(?:export )?NCCL_\w+="
+    r"(?:`|[:：]\s*|(?<=[\u4e00-\u9fff])\s*|\b(?:set|export|run)\s+)"
+    r"((?:(?:(?:sudo )?apt(?:-get)? install|pip3? install|git clone|(?:export )?NCCL_\w+="
     r"|ib_(?:send|write|read)_(?:bw|lat))"
+    r"|(?:srun|torchrun|mpirun|python3? -m torch\.distributed\.(?:run|launch))\s[^`\u4e00-\u9fff，。；（）]*\w\.py\b)"
     r"[^`\u4e00-\u9fff，。；（）]*)"
 )
-"""A command inside a line; of launchers only a line of its own, because sentences name their options alone."""
+"""A command inside a line; of launchers only one with its program, because sentences name their options alone."""
 _ADVISES_AGAINST = re.compile(r"不要|不应|避免|勿|而不是|\b(?:not|never|avoid|instead of|wrong)\b|n't\b", re.IGNORECASE)
+_COMMENT = re.compile(r"(?:[^#\"']*\s)?#+(?!!|SBATCH)\s?(.*)")
+_CODE = re.compile(
+    r"\s*(?:[\w.\[\]]+\s*(?:[-+*/]?=|\()|[\w./-]+\s+-{1,2}\w|(?:export|import|from|return|if|for|RUN|ENV|FROM)\s|[-$@{])"
+)
+"""The start of code that is commented out."""
 _CONTINUES = re.compile(r"[ \t]*--[A-Za-z]")
 
 
@@ -57,6 +63,21 @@ def prose_lines(text: str) -> Iterator[tuple[int, str]]:
             fence = "" if fence else found[2]
         elif not fence and line.strip():
             yield number, line
+
+
+def comments_in(code: str) -> str:
+    """The comments of shell code, Python, YAML, a Dockerfile or a configuration at their places, all else blank.
+
+    Code that is commented out, and options of sbatch, are blank as well.
+
+    >>> comments_in("n = 8  # eight GPUs")
+    '          eight GPUs'
+    """
+    lines = []
+    for line in code.split("\n"):
+        found = _COMMENT.match(line)
+        lines.append(" " * found.start(1) + found[1] if found and not _CODE.match(found[1]) else "")
+    return "\n".join(lines)
 
 
 def python_in(text: str) -> str:
@@ -113,8 +134,12 @@ _NUMBERS = {
 }  # fmt: skip
 _MAKER = r"(?:(?:NVIDIA|Mellanox|InfiniBand|ConnectX-?\d)\s+)*"
 _COUNTED = re.compile(
-    rf"(?<![A-Za-z0-9_.])(\d{{1,2}}|an?|one|single|two|four|eight|[单一两四八])\s*(?:[x\u00d7*]|张|块|个|口|条)?\s*(?:\d+\s?G(?:b/s|bps|bE)?\s*的?\s*)?{_MAKER}{LINK.pattern}"
+    rf"(?<![A-Za-z0-9_.-])(\d{{1,2}}|an?|one|single|two|four|eight|[单一两四八])\s*(?:[x\u00d7*]|张|块|个|口|条)?\s*(?:\d+\s?G(?:b/s|bps|bE)?\s*的?\s*)?{_MAKER}{LINK.pattern}"
     r"(?!\s*(?:switch|(?:\w+\s)?(?:per|for each|to a) GPU|交换))",
+    re.IGNORECASE,
+)
+_COUNTED_BEHIND = re.compile(
+    rf"{LINK.pattern}(?:\s*[x\u00d7*]\s*(\d{{1,2}})(?!\d)|\s*(?:单口)?(?:网卡|HCA|NIC)\s*([一两四八\d])\s*[块张个])",
     re.IGNORECASE,
 )
 
@@ -133,12 +158,15 @@ class NodePorts:
 
 def ports_in(text: str) -> NodePorts | None:
     """The adapters that a text gives to a node, the most if it gives several; else the fastest link that it names."""
-    counted = [
-        (link(found[2].upper()), int(found[1]) if found[1].isdecimal() else _NUMBERS[found[1].lower()])
-        for found in _COUNTED.finditer(text)
+    counted = [(link(found[2].upper()), _number(found[1])) for found in _COUNTED.finditer(text)] + [
+        (link(found[1].upper()), _number(found[2] or found[3])) for found in _COUNTED_BEHIND.finditer(text)
     ]
     if counted:
         fastest, count = max(counted, key=lambda one: one[0].bytes_per_s * one[1])
         return NodePorts(fastest, count)
     named = [link(name) for name in set(LINK.findall(text))]
     return NodePorts(max(named, key=lambda one: one.bytes_per_s), None) if named else None
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() else _NUMBERS[text.lower()]

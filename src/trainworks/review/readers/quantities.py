@@ -60,17 +60,26 @@ _UNITS: tuple[tuple[Kind, str, float], ...] = (
     ("share", r"成(?![为本立功分])", 0.1),
     ("factor", r"倍|[x×](?![A-Za-z0-9×])|times\b|-?fold\b", 1.0),
     ("factor", "twice", 2.0),  # without a number
-    ("hours", r"(?:training |GPU )?(?:hours?|hrs?)\b|(?:个)?小时", 1.0),
+    ("factor", "乘以", 1.0),  # before the number
+    ("share", r"(?:[Aa]|[Oo]ne)[- ]third\b|三分之一", 1 / 3),  # without a number, like the next
+    ("share", r"[Tt]wo[- ]thirds\b|三分之二", 2 / 3),
+    ("share", r"(?:[Aa]|[Oo]ne)[- ]quarter\b|四分之一", 0.25),
+    ("share", r"[Tt]hree[- ]quarters\b|四分之三", 0.75),
+    ("share", r"\b[Hh]alf\b|一半", 0.5),
+    ("hours", r"(?:training |GPU[- ])?(?:hours?|hrs?|h)\b|(?:个)?小时", 1.0),
     ("money", r"(?:US )?(?:dollars?|USD)\b|美元", 1.0),
     ("money", "$", 1.0),  # before the number
     ("ranks", rf"(?:[张块个颗]|[x×*])?\s*{_OF}{_NAMED_PART}", 1.0),
+    ("ranks", "behind the name", 1.0),
     ("ranks", rf"(?:[x×*张块个颗-])?\s*{_OF}(?:GPUs?|accelerators?|cards?)(?![A-Za-z])", 1.0),
     ("ranks", r"卡|张(?:显)?卡|块(?:显)?卡|个?进程|\s?processes\b", 1.0),
     ("nodes", rf"(?:[个台]|[x×*-])?\s*{_OF}(?:nodes?|servers?|machines?)(?![A-Za-z])", 1.0),
     ("nodes", rf"[个台]?\s*{_OF}(?:节点|服务器)|台|机(?![架柜器房])", 1.0),
 )
-_AFTER = r"(?P<after>\s?(?:\+|以上|起(?![点到])|or (?:more|newer)))?"
-_TWICE = r"\b(?:[Tt]wice|[Dd]ouble)\b(?P<number>)(?P<upper>)(?P<scale>)(?P<more>)(?P<after>)"
+_AFTER = r"(?P<after>\+|\s?(?:以上|起(?![点到])|or (?:more|newer)))?"
+_NO_NUMBER = "(?P<number>)(?P<upper>)(?P<scale>)(?P<more>)(?P<after>)"
+_TWICE = rf"\b(?:[Tt]wice|[Dd]ouble)\b{_NO_NUMBER}"
+_AT_LEAST = re.compile(r"(?:>=|≥|\b[Aa]t least|\b[Mm]inimum(?: of)?|至少|不低于|不少于)\s*$")
 _LOOSE = ("share", "factor", "ranks", "nodes", "hours")
 """Kinds whose number may be a word."""
 
@@ -86,7 +95,7 @@ class StatedQuantity:
     end: int
     text: str
     open_ended: bool = False
-    """The text gives a lower bound: `90+`, `200 以上`, `or more`."""
+    """The text gives a lower bound: `90+`, `200 以上`, `or more`, `>= 90`."""
 
     @property
     def in_bytes(self) -> bool:
@@ -101,7 +110,14 @@ def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:
     [25000000000.0, 24000000000.0]
     """
     found = [
-        StatedQuantity(kind, value * size, match.start(), match.end(), match[0], bool(match["more"] or match["after"]))
+        StatedQuantity(
+            kind,
+            value * size,
+            match.start(),
+            match.end(),
+            match[0],
+            bool(match["more"] or match["after"] or _AT_LEAST.search(text[: match.start()])),
+        )
         for pattern, size in _patterns(kind)
         for match in pattern.finditer(text)
         if (value := _value(match["upper"] or match["number"] or "1", match["scale"] or "")) is not None
@@ -112,7 +128,13 @@ def quantities_in(text: str, kind: Kind) -> Iterator[StatedQuantity]:
 @cache
 def _patterns(kind: Kind) -> tuple[tuple[re.Pattern[str], float], ...]:
     number = _NUMBER if kind in _LOOSE else _NUMBER.replace(f"|{_LETTERS}", "")
-    special = {"$": rf"\$\s?{number}{_AFTER}", "twice": _TWICE}
+    special = {"$": rf"\$\s?{number}{_AFTER}", "乘以": rf"乘以\s?{number}{_AFTER}", "twice": _TWICE}
+    special["behind the name"] = (
+        rf"{_NAMED_PART}[\w-]+(?:\s\d+\s?GB?)?\s?[x×*]\s?(?P<number>\d+)(?![\w×])(?P<upper>)(?P<scale>)(?P<more>)(?P<after>)"
+    )
+    special |= {
+        unit: rf"(?:{unit}){_NO_NUMBER}" for of, unit, _ in _UNITS if of == "share" and re.search("之|半", unit)
+    }
     return tuple(
         (re.compile(special.get(unit, rf"{number}\s?(?:{unit}){_AFTER}")), size)
         for of, unit, size in _UNITS

@@ -29,7 +29,8 @@ from trainworks.review.readers.quantities import Kind, StatedQuantity, quantitie
 Language = Literal["en", "zh"]
 
 _VOCABULARY = Path(__file__).parents[1] / "vocabulary.txt"
-_SENTENCE_END = re.compile(r"[。；！？]|[.!?](?=\s|$)")
+_SENTENCE_END = re.compile(r"[。；！]|(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\betc)[.!](?=\s|$)")
+"""A question does not end a sentence: its answer speaks of what it names."""
 _LONGEST_SENTENCE = 600
 """Characters of a sentence that are read; a longer one is data."""
 _WITHIN = 90

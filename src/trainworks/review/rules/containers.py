@@ -55,6 +55,29 @@ spec:
       restartPolicy: {}
       containers: [{{name: train, image: train}}]
 """
+_TRAINING = """apiVersion: {}
+kind: {}
+metadata: {{name: train}}
+spec:
+  template:
+    spec:{}
+      containers:
+      - name: train
+        image: train
+        command: [torchrun, --nproc-per-node=8, train.py]
+        resources: {{limits: {{nvidia.com/gpu: 8}}}}
+        volumeMounts: [{{name: shm, mountPath: /dev/shm}}]
+      volumes: [{{name: shm, emptyDir: {{medium: Memory}}}}]
+"""
+_LIMITS = """apiVersion: v1
+kind: Pod
+metadata: {{name: test}}
+spec:
+  initContainers:
+  - {{name: limits, image: busybox, command: [sh, -c, {}]}}
+  containers:
+  - {{name: test, image: test, command: [sh, -c, {}]}}
+"""
 _MEETING_JOB = """apiVersion: batch/v1
 kind: Job
 metadata: {{name: train}}
@@ -341,3 +364,57 @@ def _resources(file: ReviewedFile) -> Iterator[yaml.Node]:
             for mapping in tree.mappings(document):
                 if (found := tree.get(mapping, "resources")) is not None and tree.get(mapping, "name") is not None:
                     yield found
+
+
+_TRAINS = re.compile(
+    r"\btorchrun\b|\bdeepspeed\b|\baccelerate launch\b|\w*train\w*\.py\b|torch\.distributed\.(?:run|launch)"
+)
+
+
+@rule(
+    "TW412",
+    "A training that starts again when it is finished",
+    "warning",
+    why="A StatefulSet or Deployment keeps its containers running: the kubelet starts one that ended again, also "
+    "after a training that succeeded. It takes its GPUs until it is deleted, and writes over its results.",
+    fix="Run a training as a Job, JobSet or TrainJob, with `restartPolicy: Never`.",
+    source="https://kubernetes.io/docs/concepts/workloads/controllers/job/",
+    file="workers.yaml",
+    bad=_TRAINING.format("apps/v1", "StatefulSet", ""),
+    good=_TRAINING.format("batch/v1", "Job", "\n      restartPolicy: Never"),
+)
+def training_as_service(file: ReviewedFile) -> Iterator[Problem]:
+    """A container with GPUs whose command trains, in a workload of services."""
+    for document in file.documents:
+        kind = tree.get(document, "kind")
+        if kind is None or tree.scalar(kind) not in ("StatefulSet", "Deployment", "ReplicaSet", "DaemonSet"):
+            continue
+        for container in tree.items(tree.get(document, "spec", "template", "spec", "containers")):
+            parts = [*tree.items(tree.get(container, "command")), *tree.items(tree.get(container, "args"))]
+            command = " ".join(tree.scalar(part) or "" for part in parts)
+            gpus = any(_GPU.fullmatch(name) for name in tree.entries(tree.get(container, "resources", "limits")))
+            if gpus and _TRAINS.search(command) and not re.search(r"sleep (?:infinity|inf)|tail -f", command):
+                yield Problem(*tree.place(kind), f"a training in a {tree.scalar(kind)}")
+
+
+@rule(
+    "TW413",
+    "A limit of another container",
+    "warning",
+    why="`ulimit` changes the limits of the process that calls it and of its children. An init container has ended "
+    "when the containers of the pod start, and leaves them their own limits.",
+    fix="Raise the limit in the container runtime of the nodes, or call `ulimit` in the command that starts the "
+    "program.",
+    source="https://man7.org/linux/man-pages/man2/getrlimit.2.html",
+    file="job.yaml",
+    bad=_LIMITS.format("ulimit -l unlimited", "all_reduce_perf -g 8"),
+    good=_LIMITS.format("ls /data", "ulimit -l unlimited \u0026\u0026 all_reduce_perf -g 8"),
+)
+def limit_of_init_container(file: ReviewedFile) -> Iterator[Problem]:
+    """`ulimit` in the command of an init container."""
+    for document in file.documents:
+        for mapping in tree.mappings(document):
+            for container in tree.items(tree.get(mapping, "initContainers")):
+                for part in (*tree.items(tree.get(container, "command")), *tree.items(tree.get(container, "args"))):
+                    if re.match(r"\s*ulimit\s", tree.scalar(part) or ""):
+                        yield Problem(*tree.place(part), "`ulimit` in an init container")

@@ -9,6 +9,7 @@ from math import prod
 from trainworks.catalog.catalog import node
 from trainworks.catalog.facts import Component, Release
 from trainworks.catalog.software import AS_OF, is_over, longest_supported, releases
+from trainworks.numerals import chinese_number
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
 from trainworks.review.readers.hardware import parts_in
@@ -22,11 +23,15 @@ _AFTER = (
     r"\s*(?:parallel\w*|并行(?:度)?)?\s*(?:size|degree)?\s*(?:跨|占|共|为|取|is|of|over|takes|spans|has)?"
     r"[^\d\n。;；，,]{0,12}?"
 )
-_SIZE = r"(\d+)(?:[- ]way)? {0}|(?<![A-Za-z]){1}(?![A-Za-z_])\s*[=:：×x]?\s*(\d+)|(?:{2}){3}(\d+)"
+_SIZE = (
+    r"(\d+)(?:[- ]way| ?[路级组份阶])?\s?(?:的)?{0}|(?<![A-Za-z]){1}(?![A-Za-z_])\s*[=:：×x]?\s*(\d+)|(?:{2}){3}(\d+)"
+)
 _AXES = {
-    "DP": _SIZE.format("[Dd]ata[- ]parallel", "DP", "[Dd]ata[- ]parallel|数据并行", _AFTER),
-    "TP": _SIZE.format("[Tt]ensor[- ]parallel", "TP", "[Tt]ensor[- ]parallel|张量并行", _AFTER),
-    "PP": _SIZE.format("[Pp]ipeline", "PP", "[Pp]ipeline[- ]parallel|流水线?并行", _AFTER),
+    "DP": _SIZE.format("(?:[Dd]ata[- ]parallel|数据并行)", "DP", "[Dd]ata[- ]parallel|数据并行", _AFTER),
+    "TP": _SIZE.format(
+        "(?:[Tt]ensor(?=[- ]parallel| and\\b)|张量并行)", "TP", "[Tt]ensor[- ]parallel|张量并行", _AFTER
+    ),
+    "PP": _SIZE.format("(?:[Pp]ipeline|流水线)", "PP", "[Pp]ipeline[- ]parallel|流水线?并行", _AFTER),
 }
 _TOTAL = re.compile(
     r"(?<![\d.,-])(\d[\d,]*)\s*(?:块|张|个|x|×)?\s*(?:NVIDIA\s+)?(?:[ABH]\d{2,3}(?!\d)|GPUs?|accelerators?|卡)"
@@ -35,11 +40,22 @@ _OTHER_AXES = re.compile(
     r"(?<![A-Za-z])(?:CP|EP|SP)\s*[=:×x]?\s*\d|专家并行|上下文并行|(?:context|expert) parallel", re.IGNORECASE
 )
 _SAID = re.compile(
-    r"(?<![\d.])(\d+)[- ]?(?:GPUs?(?: job| training)?|卡)"
+    r"(?<![\d.])(\d+|[两四八])[- ]?(?:GPUs?(?: job| training)?|卡)"
     r"(?!\s*(?:/|per|each|on each|nodes?|servers?|节点|机|服务器|每))"
 )
 """GPUs that a launch is said to use; those of each node are another number."""
+_GROWTH = re.compile(
+    r"(?:\b[Ff]rom\b|从|由)\s*(\d+)[^\d。.]{0,14}?(?:to|扩展?到|扩至|增加?到|到)\s*(\d+)\s*[张块个台]?\s*"
+    r"(GPUs?|nodes?|servers?|machines?|cards?|卡|节点|服务器|机器)"
+)
+_LEAST_GROWTH = 2
 _OPTION = r"--{}[= ](\d+)"
+_EACH_NODE = re.compile(
+    r"(?<![\d.])(\d{1,2})[- ]?(?:GPUs?|卡)\s?(?:的)?\s?(?:boxe?s?|nodes?|servers?|machines?|节点|服务器|机器|机型)"
+    r"|(?:每(?:台|个节点|节点|机)|each (?:node|server|machine|box) (?:has|with)|with)\s*(\d{1,2})"
+    r"\s*(?:卡|张|块|GPUs (?:per|each))"
+)
+"""Accelerators of a node, as a sentence gives them: `8-GPU boxes`, `每台 8 卡`."""
 _VERSIONS: dict[Component, re.Pattern[str]] = {
     "operating system": re.compile(
         r"(?<![A-Za-z.])(?P<name>CentOS|Ubuntu|Debian)(?: Linux)?[ :-]?(?P<version>\d+(?:\.\d+)?)", re.IGNORECASE
@@ -50,15 +66,23 @@ _VERSIONS: dict[Component, re.Pattern[str]] = {
     ),
 }  # fmt: skip
 _TORCH_NEEDS = re.compile(
-    r"(?:PyTorch|torch)\s*(?P<torch>\d\.\d+)(?:\.\d+)?"
+    r"(?:(?P<least>(?<![\d.])\d\.\d+)(?:\.\d+)?\s*(?:以上|及以上|及更高|and newer|or newer)\S{0,4}\s*(?:PyTorch|torch)"
+    r"|(?:PyTorch|torch)\s*(?P<bound>>=|≥|>)?\s*(?P<torch>\d\.\d+)(?:\.\d+)?)"
     r"\s*(?P<newer>\+|以上|及以上|及更高|或更高|and (?:newer|later|above)|or (?:newer|later))?"
-    r"[^。；]{0,24}?(?:needs?|requires?|must|需要?|必须|先装|要求)[^。；\d]{0,20}CUDA\s*(?:版本)?\s*(?P<cuda>\d+\.\d+)(?!\d)"
+    r"[^。；]{0,24}?(?:needs?|requires?|must|upgrade|需要?|必须|先装|要求|依赖)[^。；\d]{0,20}CUDA\s*(?:版本)?\s*(?P<cuda>\d+\.\d+)(?!\d)"
     r"(?!\s*(?:\+|以上|及以上|及更高|或更高|or |and (?:newer|above|later)))",
     re.IGNORECASE,
 )
 _BOUND = re.compile(
-    r">=|≥|\+|at least|or (?:newer|later|above|higher)|以上|requires?|must|要求|必须|安装|install", re.IGNORECASE
+    r">=|≥|\+|at least|minimum|(?:or|anything) (?:newer|later|above|higher)|以上|更高|requires?|must"
+    r"|要求|必须|安装|装|install",
+    re.IGNORECASE,
 )
+_RELEASE = r"\s*(?:版本)?\s*(?:>=|≥|==?|[:：|])?\s*"
+"""What stands between a name and its release."""
+_ROWS = 8
+"""Rows of a table above and below one that are about the same machine."""
+_LATER = re.compile(r"[\d.]*\s?(?:\+|or (?:newer|later)|以上|或更高)")
 _NEAR_BEFORE = 40
 _YEARS_OVER = 2
 """Years after the end of support in which a driver is not called outdated."""
@@ -118,21 +142,23 @@ def _parallel_sizes(text: str) -> dict[str, int]:
     good="For 128 A100 the scheduler looks for 16 free nodes.\n",
 )
 def nodes_as_accelerators(file: ReviewedFile) -> Iterator[Problem]:
-    """The same number of nodes and of accelerators whose machine has eight."""
-    for statement in file.whole_lines if file.naming(("accelerator",)) else ():
+    """The same number of nodes and of accelerators whose machine has eight, by its name or by the sentence."""
+    for statement in file.whole_lines:
         parts = parts_in(statement)
         machine = node(name) if parts and (name := parts[0].usual.reference_node) else None
+        stated = _EACH_NODE.search(statement.text)
+        each = int(stated[1] or stated[2]) if stated else machine.accelerators if machine else 1
         ranks = {one.value: one.start for one in statement.quantities("ranks")}
         same = [
             one
             for one in statement.quantities("nodes")
             if one.value >= _LEAST_NODES and ranks.get(one.value, one.start) != one.start
         ]
-        if same and machine and machine.accelerators > 1 and not statement.is_denied:
-            count = int(same[0].value)
+        if same and each > 1 and not statement.is_denied:
+            count, family = int(same[0].value), parts[0].family if parts else "GPU"
             yield statement.problem(
-                same[0].start, "{count} {family} are {nodes} nodes of {each}, not {count} nodes", part=parts[0].family,
-                count=count, family=parts[0].family, nodes=-(-count // machine.accelerators), each=machine.accelerators,
+                same[0].start, "{count} {family} are {nodes} nodes of {each}, not {count} nodes", part=family,
+                count=count, family=family, nodes=-(-count // each), each=each,
             )  # fmt: skip
 
 
@@ -154,8 +180,8 @@ def other_number_of_processes(file: ReviewedFile) -> Iterator[Problem]:
         said = _SAID.search(line)
         if nodes is None or each is None or said is None or re.search(r"\beach\b|\bper\b(?![ _-]*node)|每|各", line):
             continue
-        world = int(nodes[1]) * int(each[1])
-        if int(nodes[1]) > 1 and int(said[1]) == int(each[1]) and not re.search(rf"(?<!\d){world}(?!\d)", line):
+        world, claimed = int(nodes[1]) * int(each[1]), chinese_number(said[1]) or int(said[1])
+        if int(nodes[1]) > 1 and claimed == int(each[1]) and not re.search(rf"(?<!\d){world}(?!\d)", line):
             message = f"{nodes[1]} x {each[1]} = {world} processes, not {said[1]}"
             values = {"nodes": nodes[1], "each": each[1], "world": str(world), "said": said[1]}
             yield Problem(number, said.start() + 1, message, values=values)
@@ -176,11 +202,18 @@ def ended_release(file: ReviewedFile) -> Iterator[Problem]:
     """The first mention of a system or driver branch without support that a sentence advises, and none with support."""
     said: set[str] = set()
     for statement in file.naming(("named release",)):
-        if statement.is_denied or statement.names("past"):
+        if statement.is_denied:
             continue
         for component in _VERSIONS:
             for found, each in _ended(statement, component):
-                if each.name not in said:
+                # what it was tested with behind a bound, as in `525+ (tested with 525.105)`, is not of the past
+                bound = _LATER.match(statement.text, found.end())
+                past = [
+                    word
+                    for word in statement.mentions("past")
+                    if not (bound and word[0].lower() == "tested" and word.start() > found.end())
+                ]
+                if each.name not in said and not past:
                     said.add(each.name)
                     yield statement.problem(
                         found.start(), "support of {part} ended in {ends}; {newest} has it", part=each.name,
@@ -202,7 +235,8 @@ def _ended(statement: Statement, component: Component) -> list[tuple[re.Match[st
 def _is_advised(component: Component, statement: Statement, found: re.Match[str]) -> bool:
     """A release is required or chosen: a bound beside a driver, or a verb or a noun directly before a system."""
     if component == "driver":
-        return _BOUND.search(statement.text[found.start() : found.end() + _NEAR_BEFORE]) is not None
+        near = statement.text[max(0, found.start() - _NEAR_BEFORE // 2) : found.end() + _NEAR_BEFORE]
+        return _BOUND.search(near) is not None
     advising = (word for concept in ("advise", "with", "installing") for word in statement.mentions(concept))
     gaps = (statement.text[word.end() : found.start()] for word in advising if word.end() <= found.start())
     return any(len(gap) <= _NEAR_BEFORE and not re.search(r"[,，。;；]", gap) for gap in gaps)
@@ -237,14 +271,40 @@ def cuda_of_torch(file: ReviewedFile) -> Iterator[Problem]:
     known = {each.name: each for each in releases("PyTorch")}
     for statement in file.naming(("PyTorch",)):
         found = _TORCH_NEEDS.search(statement.text)
-        each = known.get(f"PyTorch {found['torch']}") if found else None
-        if found and each and not statement.is_denied and (found["newer"] or found["cuda"] not in each.builds):
+        each = known.get(f"PyTorch {found['torch'] or found['least']}") if found else None
+        newer = found and (found["newer"] or found["bound"] or found["least"])
+        if found and each and not statement.is_denied and (newer or found["cuda"] not in each.builds):
             yield statement.problem(
                 found.start(),
                 "wheels of {part} bring their CUDA: {builds}",
                 part=each.name,
                 builds=", ".join(each.builds),
             )
+
+
+@rule(
+    "TW876",
+    "As much faster as there are more GPUs",
+    "note",
+    why="Communication and pipeline bubbles grow with the nodes: in MLPerf Training 4.0, GPT-3 on 10,752 instead of "
+    "512 H100, 21 times the GPUs, was 13.8 times as fast.",
+    fix="Give the time that was measured on each, or the efficiency that `trainworks plan` predicts.",
+    source="https://mlcommons.org/benchmarks/training/",
+    file="guide.md",
+    bad="From 8 to 64 GPUs training is 8x faster.\n",
+    good="From 8 to 64 GPUs training is 6.4x faster.\n",
+)
+def linear_growth(file: ReviewedFile) -> Iterator[Problem]:
+    """A factor of speed that is exactly the ratio of two numbers of GPUs or nodes."""
+    for statement in file.naming(("compute",)):
+        found = _GROWTH.search(statement.text)
+        grown = int(found[2]) / int(found[1]) if found and int(found[1]) else 1.0
+        factors = [one for one in statement.quantities("factor") if one.value == grown >= _LEAST_GROWTH]
+        if factors and not statement.is_denied and not statement.names("not compute", "approximate"):
+            yield statement.problem(
+                factors[0].start, "{factor} times the speed on {factor} times the {unit}",
+                factor=grown, unit="nodes" if found and re.match("node|server|machine|节|台|机", found[3]) else "GPUs",
+            )  # fmt: skip
 
 
 @rule(
@@ -262,7 +322,11 @@ def cuda_of_torch(file: ReviewedFile) -> Iterator[Problem]:
 def old_stack(file: ReviewedFile) -> Iterator[Problem]:
     """CuDNN 8 with a CUDA before 12.4, or with an NCCL before 2.18, in a sentence without TensorFlow."""
     for statement in file.naming(("cuDNN",)):
-        cudnn = re.search(r"cuDNN\s*(?:版本)?\s*v?8(?:\.\d+)*", statement.text, re.IGNORECASE)
-        cuda = re.search(r"CUDA(?: Toolkit)?\s*(?:版本)?\s*(?:1[01]|12\.[0-3])(?!\d)", statement.text, re.IGNORECASE)
+        cudnn = re.search(rf"cuDNN{_RELEASE}v?8(?:\.\d+)*", statement.text, re.IGNORECASE)
+        line, _ = statement.place(0)
+        near = range(max(0, line - _ROWS), min(line + _ROWS, len(file.lines))) if statement.text.startswith("|") else ()
+        rows = [file.lines[at] for at in near if file.lines[at].lstrip().startswith("|")]
+        text = "\n".join([statement.text, *rows])
+        cuda = re.search(rf"CUDA(?: Toolkit)?{_RELEASE}(?:1[01]|12\.[0-3])(?!\d)", text, re.IGNORECASE)
         if cudnn and cuda and not statement.names("past", "TensorFlow") and not statement.is_denied:
             yield statement.problem(cudnn.start(), "cuDNN 8 had its last release in December 2023")

@@ -21,6 +21,7 @@ _HELD_OUT = re.compile(r"val|test|eval|dev", re.IGNORECASE)
 _SHARDS = re.compile(
     r"[Ss]ampler|IterableDataset|webdataset|shard|split_dataset|accelerat|lightning|fabric|\]\s*\*\s*world_size"
 )
+_WAITS = re.compile(r"barrier\(|wait_for_everyone|process_first|FileLock|monitored_barrier|local_master")
 _IMPORTS = "from torch.utils.data import DataLoader, DistributedSampler\n"
 _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 
@@ -41,7 +42,9 @@ _DDP = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
 def missing_set_epoch(file: ReviewedFile) -> Iterator[Problem]:
     """A shuffling sampler of training data, a loop over epochs, and no `set_epoch`."""
     code = file.python
-    samplers = [] if "set_epoch" in code.text else list(code.calls_of("DistributedSampler"))
+    samplers = (
+        [] if "set_epoch" in code.text else list(code.calls_of("DistributedSampler", "ElasticDistributedSampler"))
+    )
     loops = (
         [f"{ast.unparse(node.target)} {ast.unparse(node.iter)}" for node in code.nodes_of(ast.For)] if samplers else []
     )
@@ -174,3 +177,27 @@ def shuffled_stream(file: ReviewedFile) -> Iterator[Problem]:
         stream = data is not None and isinstance(data.func, ast.Name) and data.func.id in streams
         if stream and (call.constant("shuffle") is True or _has_sampler(file, call)):
             yield call.problem("an IterableDataset takes neither `shuffle` nor `sampler`")
+
+
+@_loader_rule(
+    "TW507",
+    "Every process downloads the data",
+    "warning",
+    why="All processes of a node write the same files at the same time: one reads a file that another has not "
+    "finished, and ends with an error of its checksum or archive. The data are also fetched once per process.",
+    fix="Download on one rank, `if local_rank == 0:`, and let the others wait in `dist.barrier()`.",
+    source="https://docs.pytorch.org/vision/stable/datasets.html",
+    bad=_DDP + "from torchvision import datasets\nmodel = DDP(net)\ndata = datasets.CIFAR10('data', download=True)\n",
+    good=_DDP + "from torchvision import datasets\nmodel = DDP(net)\nif local_rank == 0:\n"
+    "    datasets.CIFAR10('data', download=True)\ndist.barrier()\ndata = datasets.CIFAR10('data')\n",
+)
+def downloads_together(file: ReviewedFile) -> Iterator[Problem]:
+    """`download=True` of torchvision on every rank of a DDP program in which no rank waits for another."""
+    code = file.python
+    if "download=True" not in code.text or _WAITS.search(code.text):
+        return
+    wrapped = any(code.calls_of("DistributedDataParallel", "FullyShardedDataParallel"))
+    for call in code.calls if wrapped else ():
+        downloads = call.name.startswith("torchvision.datasets.") and call.constant("download") is True
+        if downloads and not code.is_on_one_rank(call.node):
+            yield call.problem(f"every rank calls `{call.name.rpartition('.')[2]}` with `download=True`")

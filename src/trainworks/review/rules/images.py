@@ -1,4 +1,4 @@
-"""TW708 to TW710, TW712 to TW714: images that do not start or are not the same twice, and secrets in files."""
+"""TW708 to TW710, TW712 to TW715: images that do not start or are not the same twice, and secrets in files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from trainworks.review.files import ReviewedFile
-from trainworks.review.finding import Problem
+from trainworks.review.finding import Edit, Problem
 from trainworks.review.rule import rule
 
 _image_rule = partial(rule, file="Dockerfile", source="https://docs.docker.com/build/building/best-practices/")
@@ -141,3 +141,27 @@ def simulated_install(file: ReviewedFile) -> Iterator[Problem]:
             for word in command.words:
                 if word.text in ("-s", "--simulate", "--dry-run"):
                     yield word.problem(f"`{word.text}` installs nothing")
+
+
+_OF_NGC = re.compile(
+    r"(?:FROM\s+(?:--\S+\s+)?|image:\s*[\"']?)(?:docker\.io/)?(nvidia/(?:pytorch|tensorflow|nemo|tritonserver)):", re.I
+)
+
+
+@_image_rule(
+    "TW715",
+    "The image is in another registry",
+    why="NVIDIA publishes its images with frameworks on nvcr.io. Without a registry the name means Docker Hub, which "
+    "has no such image: the pull is denied.",
+    fix="Write the registry: `nvcr.io/nvidia/pytorch:25.10-py3`.",
+    source="https://catalog.ngc.nvidia.com/orgs/nvidia/containers/pytorch",
+    bad="FROM nvidia/pytorch:25.10-py3\n",
+    good="FROM nvcr.io/nvidia/pytorch:25.10-py3\n",
+)
+def image_without_registry(file: ReviewedFile) -> Iterator[Problem]:
+    """Such an image in a Dockerfile or a manifest."""
+    for number, line in enumerate(file.lines if file.kind in ("dockerfile", "yaml") else (), start=1):
+        found = None if line.lstrip().startswith("#") else _OF_NGC.search(line)
+        if found:
+            edits = (Edit(number, found.start(1) + 1, 0, "nvcr.io/"),)
+            yield Problem(number, found.start(1) + 1, f"Docker Hub has no `{found[1]}`", edits)

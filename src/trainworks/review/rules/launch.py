@@ -1,4 +1,4 @@
-"""TW101 to TW107 and TW115 to TW118: how training programs are launched."""
+"""TW101 to TW107, TW115 to TW118 and TW132 to TW134: how training programs are launched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Edit, Problem
+from trainworks.review.readers import tree
 from trainworks.review.readers.launch import count_of, nodes_of
 from trainworks.review.rule import rule
 from trainworks.review.versions import Releases
@@ -20,6 +21,18 @@ _LAUNCHERS = ("torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "accelerate"
 _TORCHRUN_IS_THERE = Releases("torch", since="1.10")
 _ELLIPSIS = re.compile(r"\.\.\.|…|\\\s*$")
 """A line that leaves something out, or that is continued with a blank behind its backslash: a rule of its own."""
+_INTERPRETER = re.compile(r"#! ?/(?:usr/)?bin/")
+_READ_BY_PROGRAMS = re.compile(
+    r"[ \t]*((?:OMP|MKL|OPENBLAS)_NUM_THREADS|(?:TORCH_)?NCCL_[A-Z0-9_]+|CUDA_(?:VISIBLE_DEVICES"
+    r"|DEVICE_MAX_CONNECTIONS)|PYTORCH_CUDA_ALLOC_CONF|TOKENIZERS_PARALLELISM|GLOO_SOCKET_IFNAME)"
+    r"=[^\s;&|]+[ \t]*(?:#.*)?"
+)
+"""Variables that programs read, and a script itself hardly."""
+_PASSED = r"(?:export|declare -\w*x|typeset -x|-x|--env|-e)\s[^\n]*\b{name}\b|\$\{{?{name}\b"
+"""A script exports a variable, or uses it itself."""
+_TASKS = re.compile(r"\$(?:SLURM_NTASKS_PER_NODE|\{SLURM_NTASKS_PER_NODE(?::[^}]*)?\})")
+"""A number that is the tasks of each node."""
+_STARTS = re.compile(r"^(?:\S*/)?(?:python[\d.]*|torchrun|deepspeed|accelerate|srun|mpirun|mpiexec)\b")
 
 
 @rule(
@@ -181,7 +194,8 @@ def tasks_times_processes(file: ReviewedFile) -> Iterator[Problem]:
     tasks = count_of(file.options.get("ntasks-per-node"))
     for script, launch in file.launches:
         own = re.search(r"(?:^|\s)(?:-n|-N|--ntasks|--nodes)", " ".join(word.text for word in launch.prefix))
-        processes = script.number(launch.values.get("nproc_per_node"))
+        written = launch.values.get("nproc_per_node") or ""
+        processes = tasks if _TASKS.fullmatch(written) else script.number(written)
         if tasks and tasks > 1 and processes and processes > 1 and launch.is_under_srun and not own:
             word = launch.options["nproc_per_node"]
             total = f"{tasks} tasks x {processes} processes = {tasks * processes} processes"
@@ -258,3 +272,70 @@ def old_backend(file: ReviewedFile) -> Iterator[Problem]:
     for _, launch in file.launches:
         if launch.values.get("rdzv_backend") == "etcd":
             yield launch.options["rdzv_backend"].problem("the backend `etcd` will be removed")
+
+
+@rule(
+    "TW132",
+    "The interpreter is not named on the first line",
+    "warning",
+    why="The kernel reads `#!` only as the first two characters of a file. Slurm cannot start a prolog or a job whose "
+    "comment comes before it, and other callers take a shell of their own.",
+    fix="Move the line `#!` to the top of the file.",
+    source="https://man7.org/linux/man-pages/man2/execve.2.html",
+    file="prolog.sh",
+    bad="# health check before each job\n#!/bin/bash\nnvidia-smi || exit 1\n",
+    good="#!/bin/bash\n# health check before each job\nnvidia-smi || exit 1\n",
+)
+def late_interpreter(file: ReviewedFile) -> Iterator[Problem]:
+    """A line `#!` behind comments and blank lines; a batch script is refused for it, and has a rule of its own."""
+    if file.kind != "shell" or "#SBATCH" in file.text:
+        return
+    for number, line in enumerate(file.lines, start=1):
+        if line.strip() and not line.startswith("#"):
+            return
+        if number > 1 and _INTERPRETER.match(line):
+            yield Problem(number, 1, f"`{line.strip()}` is line {number}")
+
+
+@rule(
+    "TW133",
+    "The variable is not exported",
+    "warning",
+    why="A shell passes only exported variables to the programs that it starts. On a line of its own the assignment "
+    "stays in the shell, and the program runs with its default.",
+    fix="Write `export` before it.",
+    source="https://www.gnu.org/software/bash/manual/html_node/Environment.html",
+    bad="OMP_NUM_THREADS=8\ntorchrun --standalone --nproc-per-node=8 train.py\n",
+    good="export OMP_NUM_THREADS=8\ntorchrun --standalone --nproc-per-node=8 train.py\n",
+)
+def unexported(file: ReviewedFile) -> Iterator[Problem]:
+    """A variable that only programs read, alone on a line of a script that starts one, and not used in the script."""
+    if file.kind != "shell" or re.search(r"^\s*set -\w*a|\bset -o allexport", file.text, re.MULTILINE):
+        return
+    programs = [command.line for command in file.commands if _STARTS.search(" ".join(command.texts[:4]))]
+    for number, line in enumerate(file.lines, start=1):
+        found = _READ_BY_PROGRAMS.fullmatch(line)
+        passed = found and re.search(_PASSED.format(name=found[1]), file.text)
+        if found and any(at > number for at in programs) and not passed:
+            yield Problem(number, found.start(1) + 1, f"`{found[1]}` stays in the shell")
+
+
+@rule(
+    "TW134",
+    "Fewer processes than machines",
+    why="`num_processes` of accelerate counts the processes of all machines. A number that the machines do not divide "
+    "leaves some without a process, and the launch stops or waits.",
+    fix="Write machines times GPUs of each.",
+    source="https://huggingface.co/docs/accelerate/package_reference/cli",
+    file="accelerate.yaml",
+    bad="compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 1\n",
+    good="compute_environment: LOCAL_MACHINE\ndistributed_type: MULTI_GPU\nnum_machines: 2\nnum_processes: 16\n",
+)
+def machines_without_process(file: ReviewedFile) -> Iterator[Problem]:
+    """A configuration of accelerate whose machines do not divide its processes."""
+    for document in file.documents:
+        processes = tree.get(document, "num_processes")
+        machines, count = tree.integer(tree.get(document, "num_machines")), tree.integer(processes)
+        known = tree.get(document, "distributed_type") is not None
+        if known and processes is not None and machines and count and count % machines:
+            yield Problem(*tree.place(processes), f"{count} processes for {machines} machines")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import yaml
 
@@ -208,3 +209,53 @@ def _seconds(text: str | None) -> float | None:
     if not text or not _DURATION.fullmatch(text):
         return None
     return sum(int(count) * _SECONDS[unit] for count, unit in re.findall(r"(\d+)(ms|[ywdhms])", text))
+
+
+_AGE = re.compile(r"\btime\(\)\s*-\s*(?:\w+\s*(?:by\s*\([^)]*\)\s*)?\(\s*)*(?P<metric>[a-zA-Z_:][\w:]*)\s*[{\[)]")
+_A_TIME = re.compile(
+    "time|stamp|start|boot|last|created|seen|epoch|since|modified|expir|updat|success|_at$|heartbeat|complet|finish|date|eta",
+    re.IGNORECASE,
+)
+
+
+@_alert_rule(
+    "TW727",
+    "The age of a value that does not tell a time",
+    why="`time()` is seconds since 1970. Less the value of another metric than a time it stays about 1.7e9: the alert "
+    "always fires.",
+    fix="Take `timestamp(METRIC)`, which is the time of the sample, or `changes(METRIC[5m]) == 0` for a value that no "
+    "longer changes.",
+    source="https://prometheus.io/docs/prometheus/latest/querying/functions/#timestamp",
+    bad="groups:\n- name: gpu\n  rules:\n  - alert: Stalled\n    expr: time() - max(tokens_per_second{job='a'}) > 9\n",
+    good="groups:\n- name: gpu\n  rules:\n  - alert: Stalled\n    expr: changes(tokens_per_second{job='a'}[5m]) == 0\n",
+)
+def age_of_no_time(file: ReviewedFile) -> Iterator[Problem]:
+    """`time()` less a metric whose name has no word for a time."""
+    for alert in _alert_rules(file):
+        node = tree.get(alert, "expr")
+        found = _AGE.search(tree.scalar(node) or "")
+        if node is not None and found and not _A_TIME.search(found["metric"]) and "timestamp(" not in found[0]:
+            yield Problem(*tree.place(node), f"`{found['metric']}` does not tell a time")
+
+
+@rule(
+    "TW728",
+    "Alerts without an Alertmanager",
+    "warning",
+    why="Prometheus evaluates the rules of its files, and sends their alerts to the Alertmanagers that `alerting` "
+    "names. Without one they show on its own page alone.",
+    fix="Add `alerting: {alertmanagers: [{static_configs: [{targets: ['alertmanager:9093']}]}]}`.",
+    source="https://prometheus.io/docs/prometheus/latest/configuration/configuration/#alertmanager_config",
+    file="prometheus.yml",
+    bad="rule_files: [alerts.yml]\nscrape_configs:\n- job_name: gpu\n",
+    good="rule_files: [alerts.yml]\nalerting: {alertmanagers: [{static_configs: [{targets: ['a:9093']}]}]}\n"
+    "scrape_configs:\n- job_name: gpu\n",
+)
+def unsent_alerts(file: ReviewedFile) -> Iterator[Problem]:
+    """A configuration with files of alerts, by their names or their contents, and no Alertmanager."""
+    for document in file.documents:
+        files = tree.items(tree.get(document, "rule_files"))
+        named = [tree.scalar(one) or "" for one in files]
+        alerts = [name for name in named if "alert" in name or "alert:" in (file.read_near(Path(name).name) or "")]
+        if alerts and tree.get(document, "scrape_configs") is not None and tree.get(document, "alerting") is None:
+            yield Problem(*tree.place(files[0]), f"`{alerts[0]}` and no Alertmanager")

@@ -23,7 +23,10 @@ _nccl_rule = partial(rule, source="https://docs.nvidia.com/deeplearning/nccl/use
 _NCCL_TEST = re.compile(r"(?:all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf(?:_mpi)?")
 _LINES_TO_TABLE = 12
 """Lines between a command and the table of its results."""
-_IN_WORDS = re.compile(r"(?<!\d)(\d{1,2})(?:\s?卡|\s?张\s?(?:GPU|卡)|[- ]GPU (?:nodes?|servers?))")
+_IN_WORDS = re.compile(
+    r"(?<!\d)(\d{1,2})(?:\s?卡|\s?[张块]\s?(?:GPU|IB\s?卡|网?卡)"
+    r"|[- ]GPU\b[^.\n]{0,12}(?:nodes?|servers?|machines?|box(?:es)?)\b)"
+)
 _MANY_GPUS = 8
 """GPUs of a node of the catalogue, all of which have several NICs."""
 

@@ -25,6 +25,8 @@ _EMPTY_CACHE = ("torch.cuda.empty_cache", "torch.cuda.memory.empty_cache")
 _CONDITIONAL = (ast.If, ast.IfExp, ast.BoolOp, ast.ExceptHandler, ast.match_case, ast.Lambda, ast.For, ast.While)
 _Round = ast.For | ast.While | ast.FunctionDef
 _GPU_TEST = re.compile(r"torch\.cuda\.is_available\(\)|[\w.]*device(?:\.type)? == 'cuda'")
+_FSDP_STEP = "model = FSDP(net, mixed_precision=policy)\nloss.backward()\n"
+_FSDP_HEAD = "import torch\nfrom torch.distributed.fsdp import FullyShardedDataParallel as FSDP, MixedPrecision\n"
 _DDP = "import torch\nimport torch.distributed as dist\nfrom torch.nn.parallel import DistributedDataParallel as DDP\n"
 
 
@@ -267,3 +269,25 @@ def _deepspeed(file: ReviewedFile) -> Iterator[dict[str, tuple[yaml.Node, yaml.N
     if file.kind == "json" and re.search("zero_optimization|train_micro_batch_size_per_gpu", file.text):
         for document in file.documents:
             yield tree.entries(document)
+
+
+@_program_rule(
+    "TW644",
+    "Half precision without a scale",
+    "warning",
+    why="Gradients below 6e-8 are 0 in fp16, and above 65,504 infinite. Without a scaler that FSDP knows, small "
+    "gradients are lost and one overflow ends in NaN.",
+    fix="Use `torch.bfloat16`, or `torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler` with fp16.",
+    source="https://docs.pytorch.org/docs/stable/fsdp.html",
+    bad=_FSDP_HEAD + "policy = MixedPrecision(param_dtype=torch.float16)\n" + _FSDP_STEP,
+    good=_FSDP_HEAD + "policy = MixedPrecision(param_dtype=torch.bfloat16)\n" + _FSDP_STEP,
+)
+def unscaled_half(file: ReviewedFile) -> Iterator[Problem]:
+    """A policy of FSDP with parameters in fp16, in a program that names no scaler and trains."""
+    code = file.python
+    if re.search(r"[Ss]caler", code.text) or ("backward(" not in code.text and ".step(" not in code.text):
+        return
+    for call in code.calls_of("MixedPrecision", "MixedPrecisionPolicy"):
+        dtype = call.argument("param_dtype")
+        if dtype is not None and ast.unparse(dtype) in ("torch.float16", "torch.half"):
+            yield call.problem("parameters in fp16, and no gradient scaler")

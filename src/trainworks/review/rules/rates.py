@@ -31,9 +31,14 @@ _SPLIT_PORT = re.compile(
     re.IGNORECASE,
 )
 """Words for an NDR port of 400 Gb/s whose two halves are ports of 200 Gb/s."""
-_SINGLE_CARD = re.compile(r"(?<!\d)(?:1\s*[x×张块]|one|single|单张?|一张)\s*(?:\w+ )?ConnectX-?\d")
-"""One card of a family, whose rate follows: `1x ConnectX-6 100Gb/s`."""
+_SINGLE_CARD = re.compile(
+    r"(?<![\dA-Za-z])(?:1\s*[x×张块]|one|single|单张?|一[张块])\s*(?=(?:\d+\s?G\S*\s*的?\s*)?"
+    r"(?:\w+ )?(?:ConnectX-?\d|NIC|HCA|IB\s?卡|InfiniBand (?:card|adapter)|网卡))"
+)
+"""One card, whose rate follows: `1x ConnectX-6 100Gb/s`, `一张 100Gb/s 的 IB 卡`."""
 _PERFTEST = re.compile(r"ib_(?:send|write|read)_bw")
+_GPUS_OF_TEST = re.compile(r"(?:all_reduce|all_gather|reduce_scatter)_perf\b[^`|]*?\s-g\s?(\d+)")
+"""GPUs of one process of nccl-tests."""
 _RANKS_OF_COLUMN = re.compile(r"(?<!\d)(\d+)\s*[x×]\s*GPU")
 
 
@@ -125,6 +130,7 @@ def _busbw_of_sentence(statement: Statement, ports: NodePorts | None, of_file: A
         return
     part = only_part(parts_in(statement)) if parts_in(statement) else of_file
     counts = [int(one.value) for one in statement.quantities("ranks")]
+    counts += [int(found[1]) for found in _GPUS_OF_TEST.finditer(statement.text)]
     nodes = max((int(one.value) for one in statement.quantities("nodes")), default=1)
     if not (counts or statement.quantities("nodes")):
         return
@@ -231,6 +237,11 @@ def link_above_slot(file: ReviewedFile) -> Iterator[Problem]:
         if part is None or statement.is_denied or not statement.names("InfiniBand", "adapter"):
             continue
         named = [(found.start(), link(found[1].upper())) for found in LINK.finditer(statement.text)]
+        named += [
+            (rate.start, Link(name=rate.text.strip(), bytes_per_s=rate.value))
+            for rate in statement.quantities("bytes/s")
+            if not rate.in_bytes and statement.names("adapter") and not statement.names("several ports")
+        ]
         found = max(named, key=lambda one: one[1].bytes_per_s, default=None)
         if found and found[1].bytes_per_s > part.host_bytes_per_s and not statement.names("split or several", "slot"):
             yield statement.problem(
@@ -290,6 +301,10 @@ def slow_network(file: ReviewedFile) -> Iterator[Problem]:
     """A rate of at most 200 Gb/s that is called enough, or recommended, for training."""
     for statement in file.naming(("RDMA network",)):
         rates = [rate for rate in statement.quantities("bytes/s") if not rate.in_bytes and rate.value >= 1e9]
+        rates = rates or [
+            StatedQuantity("bytes/s", link(found[1].upper()).bytes_per_s, found.start(), found.end(), found[1])
+            for found in LINK.finditer(statement.text)
+        ]
         if not rates or statement.is_denied or statement.names("past", "not for training"):
             continue
         fast = max(rate.value for rate in rates) > _SLOWEST_TODAY

@@ -1,4 +1,4 @@
-"""TW314 to TW316, TW319 and TW320: plugins, default memory, and the controllers of slurm.conf."""
+"""TW314 to TW316, TW319 to TW323: plugins, default memory, controllers and misplaced parameters of slurm.conf."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
+from trainworks.review.readers.conf import Parameter
 from trainworks.review.rule import rule
 
 _conf_rule = partial(rule, file="slurm.conf", source="https://slurm.schedmd.com/slurm.conf.html")
@@ -125,3 +126,74 @@ def state_of_one_host(file: ReviewedFile) -> Iterator[Problem]:
         found = line.get("statesavelocation")
         if found and re.match("/(?:var|tmp)/", found.value):
             yield Problem(found.line, found.column, f"`{found.value}` is a folder of one host")
+
+
+_OF_PARTITIONS = re.compile(
+    "(?:allow|deny)(?:accounts|groups|qos)|defaulttime|exclusiveuser|lln|maxcpuspernode|(?:max|min)nodes|maxtime"
+    "|oversubscribe|priorityjobfactor|prioritytier|reqresv|rootonly"
+)
+"""Options of a line `PartitionName`, without those that are options of the whole cluster as well."""
+_LISTS = re.compile(
+    "slurmctldhost|nodename|partitionname|nodeset|downnodes|frontendname|switchname|blockname|include"
+    "|(?:prolog|epilog)(?:slurmctld)?|(?:task|srun)(?:prolog|epilog)"
+)
+"""Parameters that a slurm.conf may have several times."""
+
+
+@_conf_rule(
+    "TW321",
+    "An option of a partition stands alone",
+    why="Limits of time and nodes, priorities and sharing belong to a line `PartitionName`. Alone on a line they are "
+    "unknown to Slurm: slurmctld does not start.",
+    fix="Write the option on the line of each partition, or on one of `PartitionName=DEFAULT` above them.",
+    bad="ClusterName=train\nMaxTime=72:00:00\nPartitionName=gpu Nodes=gpu[1-4]\nNodeName=gpu[1-4]\n",
+    good="ClusterName=train\nPartitionName=gpu Nodes=gpu[1-4] MaxTime=72:00:00\nNodeName=gpu[1-4]\n",
+)
+def option_of_partition(file: ReviewedFile) -> Iterator[Problem]:
+    """Such an option at the start of a line."""
+    for line in file.conf if file.is_slurm_conf else ():
+        found = line.parameters[0]
+        if _OF_PARTITIONS.fullmatch(found.name) and line.get("partitionname") is None:
+            yield Problem(found.line, found.column, f"`{found.written}` is an option of a partition")
+
+
+@_conf_rule(
+    "TW322",
+    "A parameter with two values",
+    "warning",
+    why="Slurm takes the last of two lines with a parameter and logs that it did; also `+=` replaces. The settings of "
+    "the other line have no effect.",
+    fix="Join the values on one line: `SchedulerParameters=bf_interval=30,bf_max_job_test=500`.",
+    bad="SchedulerParameters=bf_max_job_test=500\nSchedulerParameters=bf_interval=30\n",
+    good="SchedulerParameters=bf_max_job_test=500,bf_interval=30\n",
+)
+def parameter_twice(file: ReviewedFile) -> Iterator[Problem]:
+    """A parameter of the cluster at the start of two lines, with different values."""
+    seen: dict[str, Parameter] = {}
+    for line in file.conf if file.is_slurm_conf and "{%" not in file.text else ():
+        found = line.parameters[0]
+        before = None if _LISTS.fullmatch(found.name) else seen.setdefault(found.name, found)
+        if before is not None and before.value != found.value:
+            yield Problem(found.line, found.column, f"`{found.written}` has another value on line {before.line}")
+
+
+@_conf_rule(
+    "TW323",
+    "The limits of cgroup.conf have no effect",
+    "warning",
+    why="Slurm confines jobs to their cores, memory and GPUs in the plugin `task/cgroup`. Without it a job uses all "
+    "that its node has, and two jobs can take the same GPU.",
+    fix="Set `TaskPlugin=task/cgroup,task/affinity`.",
+    bad="ClusterName=train\nGresTypes=gpu\nNodeName=gpu[1-4] Gres=gpu:8\n",
+    good="ClusterName=train\nGresTypes=gpu\nTaskPlugin=task/cgroup,task/affinity\nNodeName=gpu[1-4] Gres=gpu:8\n",
+)
+def unconfined_jobs(file: ReviewedFile) -> Iterator[Problem]:
+    """A whole slurm.conf without `task/cgroup`, with GPUs or beside a cgroup.conf that confines jobs."""
+    if not file.is_slurm_conf or re.search(r"^[ \t]*include\s|task/cgroup|\{%", file.text, re.I | re.M):
+        return
+    whole = next((found for line in file.conf if (found := line.get("clustername"))), None)
+    gpus = any(found.value.startswith("gpu") for line in file.conf if (found := line.get("gres")))
+    confines = re.search(r"^[ \t]*Constrain\w+\s*=\s*yes", file.read_near("cgroup.conf") or "", re.I | re.M)
+    plugin = next((found for line in file.conf if (found := line.get("taskplugin"))), whole)
+    if whole and plugin and (gpus or confines):
+        yield Problem(plugin.line, plugin.column, "`TaskPlugin` lacks `task/cgroup`")

@@ -12,7 +12,7 @@ from trainworks.review.finding import Edit, Problem
 from trainworks.review.readers.shell import Command
 from trainworks.review.rule import rule
 
-_WHEELS = re.compile(r"download\.pytorch\.org/whl/(?:nightly/)?cu(\d+)\b")
+_WHEELS = re.compile(r"(?<![A-Za-z0-9_])whl/(?:nightly/)?cu(\d+)(?![A-Za-z0-9])")
 _TORCH = re.compile(r"torch(?:vision|audio)?")
 _NCCL_BUILD = re.compile(
     r"nccl[_ -]?v?(\d)\.(\d+)(?:\.\d+)?(?:-\d+\+cuda|\s*(?:的|for|with|built for|\(|\+)\s*CUDA\s*)12(?!\d)",

@@ -344,19 +344,33 @@ def constant_scale(file: ReviewedFile) -> Iterator[Problem]:
 def kept_graph(file: ReviewedFile) -> Iterator[Problem]:
     """`total += loss` of the tensor whose `backward` the same loop calls, where nothing calls `backward` of the sum."""
     code = file.python
-    owners = {call.name.rpartition(".")[0]: call for call in code.calls_of("backward")}
+    owners = {
+        ast.unparse(_unmoved(call.node.func.value)): call
+        for call in code.calls_of("backward")
+        if isinstance(call.node.func, ast.Attribute)
+    }
     for node in code.nodes_of(ast.AugAssign) if owners else ():
-        value, target = ast.unparse(node.value), ast.unparse(node.target)
+        added = _unmoved(node.value)
+        value, target = ast.unparse(added), ast.unparse(node.target)
         call = owners.get(value)
         loop = code.loop_around(node)
         same = call is not None and loop is not None and code.loop_around(call.node) is loop
-        if same and isinstance(node.op, ast.Add) and isinstance(node.value, ast.Name) and target not in owners:
+        if same and isinstance(node.op, ast.Add) and isinstance(added, ast.Name) and target not in owners:
             kept = all(
-                re.search(r"item\(|float\(|detach|\.data", ast.unparse(each)) is None
-                for each in code.values_of(node.value)
+                re.search(r"item\(|float\(|detach|\.data", ast.unparse(each)) is None for each in code.values_of(added)
             )
             if kept and call is not None and call.node.lineno < node.lineno:
                 yield Problem(node.lineno, node.col_offset + 1, f"`{target}` keeps the graph of each `{value}`")
+
+
+def _unmoved(node: ast.expr) -> ast.expr:
+    """A tensor without `.cpu()` and `.to(...)` behind it, which keep its graph, and without a scaler around it."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        method, arguments = node.func, node.args
+        if method.attr not in ("cpu", "to", "scale") or (method.attr == "scale" and not arguments):
+            break
+        node = arguments[0] if method.attr == "scale" else method.value
+    return node
 
 
 @_program_rule(

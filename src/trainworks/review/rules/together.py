@@ -9,6 +9,7 @@ from functools import partial
 
 from trainworks.review.files import ReviewedFile
 from trainworks.review.finding import Problem
+from trainworks.review.readers.python import PythonCode
 from trainworks.review.rule import rule
 
 _FSDP = "https://docs.pytorch.org/docs/stable/fsdp.html"
@@ -70,13 +71,26 @@ def step_left_out(file: ReviewedFile) -> Iterator[Problem]:
 def sharded_state_of_one_rank(file: ReviewedFile) -> Iterator[Problem]:
     """`state_dict()` of a model under a condition that one rank meets, in a program that shards with FSDP."""
     code = file.python
-    if not any(code.calls_of(*_SHARDED)) or _WHOLE_STATE.search(code.text):
+    if not any(code.calls_of(*_SHARDED)):
         return
+    gathers = _WHOLE_STATE.search(code.text) is not None
     for call in code.calls_of("state_dict"):
+        if gathers and not _gathered_here(code, call.node):
+            continue
         owner = call.name.rpartition(".")[0]
         is_model = re.search(r"model|net$|fsdp", owner, re.IGNORECASE) and not re.search("optim|sched|ema", owner)
         if is_model and code.is_on_one_rank(call.node):
             yield call.problem(f"one rank asks `{owner}` for its state")
+
+
+def _gathered_here(code: PythonCode, call: ast.AST) -> bool:
+    """A call gathers the parameters itself: it is inside `with FSDP.state_dict_type(...)`."""
+    around = code.parents.get(call)
+    while around is not None:
+        if isinstance(around, ast.With):
+            return any("state_dict_type(" in ast.unparse(item) for item in around.items)
+        around = code.parents.get(around)
+    return False
 
 
 @_program_rule(
@@ -128,10 +142,27 @@ def count_of_one_rank(file: ReviewedFile) -> Iterator[Problem]:
         made = [sampler, *code.values_of(sampler)] if sampler is not None else []
         if isinstance(target, ast.Assign) and any("DistributedSampler(" in ast.unparse(value) for value in made):
             shared |= {ast.unparse(each) for each in target.targets}
-    for node in code.nodes_of(ast.BinOp) if shared else ():
-        found = re.fullmatch(r"len\((\w+)\.dataset\)", ast.unparse(node.right))
-        if isinstance(node.op, ast.Div) and found and found[1] in shared:
-            yield Problem(node.lineno, node.col_offset + 1, f"`{ast.unparse(node.left)}` is of one rank")
+    for function in code.nodes_of(ast.FunctionDef) if shared else ():
+        shared |= _given(code, function, shared)
+    divided: list[tuple[ast.BinOp | ast.AugAssign, ast.expr, ast.expr]] = []
+    divided += [(node, node.left, node.right) for node in code.nodes_of(ast.BinOp)]
+    divided += [(node, node.target, node.value) for node in code.nodes_of(ast.AugAssign)]
+    for node, count, whole in divided if shared else ():
+        sizes = [whole, *code.values_of(whole)] if isinstance(whole, ast.Name) else [whole]
+        found = [re.fullmatch(r"len\((\w+)\.dataset\)", ast.unparse(size)) for size in sizes]
+        if isinstance(node.op, ast.Div) and any(one and one[1] in shared for one in found):
+            yield Problem(node.lineno, node.col_offset + 1, f"`{ast.unparse(count)}` is of one rank")
+
+
+def _given(code: PythonCode, function: ast.FunctionDef, loaders: set[str]) -> set[str]:
+    """Parameters of a function that only get one of some loaders, in the order of the calls."""
+    names = [argument.arg for argument in function.args.args]
+    calls = [call.node for call in code.calls if call.name == function.name]
+    return {
+        name
+        for at, name in enumerate(names)
+        if calls and all(at < len(call.args) and ast.unparse(call.args[at]) in loaders for call in calls)
+    }
 
 
 @_program_rule(
