@@ -38,7 +38,7 @@ from trainworks.report.rendering.document import (
     left,
     right,
 )
-from trainworks.report.rendering.page import render_frame, render_page
+from trainworks.report.rendering.page import render_page
 from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Dot, Mark, Range, Ranges, Rule, Segment
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document, render_text
@@ -168,15 +168,6 @@ def result() -> Result:
 def test_a_result_prints_as_text(result: Result) -> None:
     assert str(result) == render_text(build_document(result))
     assert str(result).startswith("a <year>\n")
-
-
-def test_a_result_shows_as_a_page_in_a_notebook(result: Result) -> None:
-    assert result._repr_html_() == render_frame(build_document(result))
-
-
-def test_a_notebook_gets_the_page_in_a_frame_that_cannot_be_left() -> None:
-    reader = parsed(render_frame(document(title=HOSTILE)))
-    assert reader.seen == {"iframe"}
 
 
 def test_the_page_of_a_result_is_written_whole(result: Result, tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ class SafeConsole(Console):
     """A console that escapes control characters and takes no text for markup or an emoji."""
 
     def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, width: int | None = None) -> None:
-        super().__init__(file=file, stderr=stderr, width=width, markup=False, emoji=False)
+        # in a notebook rich would show beside a cell whatever is rendered into a text
+        super().__init__(file=file, stderr=stderr, width=width, markup=False, emoji=False, force_jupyter=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Text whose width counts the escapes that are printed."""
