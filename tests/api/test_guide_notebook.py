@@ -74,10 +74,10 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     notebook = {"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 4}
     (folder / "guide.ipynb").write_text(json.dumps(notebook))
     execute = "import sys, nbclient, nbformat; book = nbformat.read('guide.ipynb', 4)\n"
-    execute += "nbclient.NotebookClient(book, timeout=300, allow_errors=True, kernel_name='python3').execute()\n"
+    execute += "nbclient.NotebookClient(book, allow_errors=True, kernel_name='python3').execute()\n"
     execute += "nbformat.write(book, 'guide.ipynb')"
     environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", "NO_COLOR": ""}
-    subprocess.run([sys.executable, "-c", execute], cwd=folder, check=True, env=environment, timeout=500)
+    subprocess.run([sys.executable, "-c", execute], cwd=folder, check=True, env=environment)
     return {"size": (folder / "guide.ipynb").stat().st_size, **json.loads((folder / "guide.ipynb").read_text())}
 
 

@@ -132,6 +132,11 @@ def test_a_section_without_blocks_is_left_out() -> None:
     assert render_text(Document("demo", "test", [Section("empty", []), Section("full", [Text("a")])])) == "full\na"
 
 
+def test_a_text_has_no_colours_in_a_notebook_which_forces_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert render_text(document(Text("a", "bad"), Table(left("x"), [["1"]]))) == "part\na\nx\n1"
+
+
 def test_sections_are_apart_and_no_line_ends_in_blanks() -> None:
     lines = render_text(document(Text("a  "), Table(left("x", "y"), [["1", ""]]), notes=["b"])).split("\n")
     assert lines == ["part", "a", "x  y", "1", "", "note: b"]
