@@ -128,6 +128,28 @@ def test_the_python_of_a_page_prints_what_the_page_shows(page: Path, monkeypatch
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples).failed == 0
 
 
+@pytest.mark.lane("test-all")  # about 20 seconds of a processor, most of them for our own modules
+def test_the_python_of_the_guides_type_checks(tmp_path: Path) -> None:
+    """One run of mypy for all pages that call the public functions; names that a page leaves to its reader are open."""
+    for page in sorted(ROOT.glob("docs/guides/*.md")):
+        sessions = ["\n".join(map(_without_prompts, (block for _, block in blocks(page, "pycon"))))]
+        for number, code in enumerate([*sessions, *(block for _, block in blocks(page, "python"))]):
+            if "import trainworks" in code or "from trainworks" in code:
+                (tmp_path / f"{page.stem.replace('-', '_')}_{number}.py").write_text(code)
+    written = sorted(tmp_path.glob("*.py"))
+    assert len(written) > 5
+    options = ["--strict", "--allow-untyped-defs", "--ignore-missing-imports", "--disable-error-code=name-defined"]
+    options += ["--follow-imports=silent", f"--cache-dir={ROOT / '.mypy_cache' / 'guides'}"]
+    check = [sys.executable, "-m", "mypy", "--config-file=", *options, *map(str, written)]
+    environment = {**os.environ, "MYPYPATH": str(ROOT / "src")}
+    done = subprocess.run(check, check=False, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _without_prompts(session: str) -> str:
+    return "\n".join(line[4:] for line in session.splitlines() if line.startswith((">>>", "...")))
+
+
 def anchors(page: Path) -> set[str]:
     """Headings of a page as links name them."""
     titles = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)

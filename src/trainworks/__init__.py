@@ -62,7 +62,7 @@ _PUBLIC = {
     "retry": "jobs",
     "review": "proving.review",
     "run": "runs",
-    "runs": "run_handle",
+    "runs": "observing.run_list",
     "score": "score",
     "size": "size",
     "stop": "jobs",

@@ -26,6 +26,7 @@ from trainworks.api.nodes import nodes as nodes
 from trainworks.api.observing.job_board import usage as usage
 from trainworks.api.observing.log import log as log
 from trainworks.api.observing.logs import logs as logs
+from trainworks.api.observing.run_list import runs as runs
 from trainworks.api.observing.run_views import compare as compare
 from trainworks.api.observing.top import top as top
 from trainworks.api.observing.track import track as track
@@ -44,7 +45,6 @@ from trainworks.api.resuming.editing import edit as edit
 from trainworks.api.retention import remove as remove
 from trainworks.api.run_handle import find_run as find_run
 from trainworks.api.run_handle import find_runs as find_runs
-from trainworks.api.run_handle import runs as runs
 from trainworks.api.runs import report as report
 from trainworks.api.runs import resume as resume
 from trainworks.api.runs import run as run

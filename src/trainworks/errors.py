@@ -25,8 +25,12 @@ TrainworksError                 base of all; carries a message, a place and a hi
 from __future__ import annotations
 
 import errno
+import os
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import takewhile
+from traceback import extract_tb
 from typing import TypedDict
 
 __all__ = [
@@ -88,6 +92,14 @@ class TrainworksError(Exception):
         if self.hint:
             lines += ["", f"hint: {self.hint}"]
         return "\n".join(lines)
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that a notebook shows: of the frames only the caller's, unless `%tb` or `%xmode` asks for them."""
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        if shell is not None and shell.InteractiveTB.mode in _MODES_WITH_FRAMES:
+            frames: list[str] = shell.InteractiveTB.structured_traceback(type(self), self, self.__traceback__)
+            return frames
+        return [*_calling_line(self), *self.render().splitlines(), "", "frames: %tb Verbose"]
 
     def to_json(self) -> ErrorFacts:
         """The error as data, for another process."""
@@ -230,6 +242,21 @@ def suggest(
     """
     near = [f"`{form.replace('{}', match)}`" for match in get_close_matches(word, known, n=count, cutoff=cutoff)]
     return f"did you mean {' or '.join(filter(None, [', '.join(near[:-1]), near[-1]]))}?" if near else otherwise
+
+
+_MODES_WITH_FRAMES = ("Plain", "Verbose")
+"""Modes of IPython that show the frames of Trainworks, too."""
+
+
+def _calling_line(error: TrainworksError) -> list[str]:
+    """The line of the caller's code from which Trainworks was entered; none without a traceback."""
+    ours = os.path.dirname(__file__)  # noqa: PTH120, before pathlib is needed
+    called = takewhile(lambda frame: not frame.filename.startswith(ours), extract_tb(error.__traceback__))
+    *_, last = [None, *called]
+    if last is None:
+        return []
+    file = f"{last.filename}, " if os.path.isfile(last.filename) else ""  # noqa: PTH113, a cell is not a file
+    return [f"{file}line {last.lineno}: {last.line}".removesuffix(": "), ""]
 
 
 _LONGEST_PATH = 200

@@ -1,4 +1,4 @@
-"""Base of results: they print as text, show as a page in a notebook, and convert to JSON.
+"""Base of results: they print as text, show in a notebook, draw their plots, and convert to JSON.
 
 The renderers belong to `trainworks.report`, which registers them here when it is imported. So a result of `plan` shows
 itself, and `plan` imports no renderer.
@@ -6,13 +6,31 @@ itself, and `plan` imports no renderer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 
+class Picture(Protocol):
+    """A plot of a result: as the last line of a cell it shows itself."""
+
+    title: str
+
+    def save(self, path: Path | str) -> None:
+        """Write the plot, atomically: as SVG or as an HTML page, by the end of the path.
+
+        Raises:
+            ArgumentError: the path ends otherwise, or bars are to be SVG.
+            DiskFullError: no space left; an older file is untouched.
+        """
+
+
 class Renderer(Protocol):
     """Text, page and JSON of every kind of result."""
+
+    def line(self, result: Result) -> str:
+        """The verdict in one line, or what the result is about."""
 
     def text(self, result: Result) -> str:
         """The result as plain text."""
@@ -20,8 +38,11 @@ class Renderer(Protocol):
     def page(self, result: Result) -> str:
         """The result as one self-contained HTML page."""
 
-    def frame(self, result: Result) -> str:
-        """The page as an element of a notebook."""
+    def cell(self, result: Result) -> dict[str, str]:
+        """The beginning of the result for a cell of a notebook, by media type."""
+
+    def plots(self, result: Result) -> Mapping[str, Picture]:
+        """The plots of the page by name."""
 
     def write_page(self, result: Result, path: Path) -> None:
         """Write the page, atomically."""
@@ -59,11 +80,20 @@ class ResultVerdict:
 
 
 class Result:
-    """Base of what a use case returns."""
+    """Base of what a use case returns.
+
+    `print` shows all of its text, and `repr` one line. As the last line of a cell it shows its beginning, of bounded
+    size, because a notebook stores what it shows.
+    """
 
     __slots__ = ()
     renderer: ClassVar[Renderer | None] = None
     """Set by `trainworks.report`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__repr__" not in vars(cls):  # a dataclass would write one with all fields, of up to 400,000 characters
+            type.__setattr__(cls, "__repr__", Result.__repr__)
 
     @property
     def verdict(self) -> ResultVerdict | None:
@@ -86,11 +116,29 @@ class Result:
         """The figures in base units, each key with its unit."""
         return self._renderer().to_json(self)
 
+    @property
+    def plots(self) -> Mapping[str, Picture]:
+        """The plots of the page, by the metric that they show or the heading that they are below; empty without any."""
+        return self._renderer().plots(self)
+
     def __str__(self) -> str:
         return self._renderer().text(self)
 
+    def __repr__(self) -> str:
+        about = "" if Result.renderer is None else f": {Result.renderer.line(self)}"
+        return f"<{type(self).__name__}{about}>"
+
+    def _repr_mimebundle_(self, **options: object) -> dict[str, str]:
+        return self._renderer().cell(self)
+
     def _repr_html_(self) -> str:
-        return self._renderer().frame(self)
+        return self._renderer().cell(self)["text/html"]
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Print the text of the cell; a result that is a list or a dictionary names this as its own, or IPython prints
+        its elements.
+        """
+        printer.text(self._renderer().cell(self)["text/plain"])
 
     def _renderer(self) -> Renderer:
         if Result.renderer is None:

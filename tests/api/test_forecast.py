@@ -16,7 +16,8 @@ from trainworks.config.run_file import RunFile
 from trainworks.errors import EnvironmentProblem, LayoutError, UnreachableError
 from trainworks.jobs.job_spec import NodeResources
 from trainworks.plan.cost.expected import ExpectedCost
-from trainworks.record.resolved import ExpectedStep, Forecast
+from trainworks.record.resolved import Forecast
+from trainworks.record.step_time import ExpectedStep
 from trainworks.report.local_plan import cost_text
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import render_text

@@ -119,7 +119,7 @@ def test_a_port_of_a_job_is_reached_until_the_job_ends_and_its_commands_with_it(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hello.txt").write_text("hello")
     started = trainworks.run(["python3", "-c", SERVER], folder=tmp_path, wait=False)
-    for _ in started.follow():
+    for _ in started.poll():
         if (tmp_path / "port").exists():
             break
     words = entering_here(started.run_dir, ["sh", "-c", "echo in; exec sleep 600"], 0)

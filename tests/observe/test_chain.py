@@ -32,7 +32,7 @@ from trainworks.observe.monitoring.dashboards import DASHBOARDS
 from trainworks.record.environment import AcceleratorFacts
 from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
 from trainworks.record.metrics import SlowestRank, append_metrics
-from trainworks.record.resolved import ExpectedStep
+from trainworks.record.step_time import ExpectedStep
 from trainworks.record.usage import NodeUsage
 
 pytestmark = [pytest.mark.slow, pytest.mark.lane("test-all")]

@@ -18,7 +18,8 @@ from trainworks.api.observing.monitor import render_monitoring
 from trainworks.observe.monitoring.prometheus import MonitoringSetup
 from trainworks.observe.monitoring.rules import RUN_ALERTS
 from trainworks.record.measured.step_anchor import AnchoredStep, StepAnchor, write_anchor
-from trainworks.record.resolved import ExpectedStep, PlannedEvaluation
+from trainworks.record.resolved import PlannedEvaluation
+from trainworks.record.step_time import ExpectedStep
 
 SLOW, LOSSES = "RunStepAbovePlan", "RunGoodputBelowPlan"
 PLANNED = {

@@ -38,7 +38,7 @@ from trainworks.report.rendering.document import (
     left,
     right,
 )
-from trainworks.report.rendering.page import render_frame, render_page
+from trainworks.report.rendering.page import render_page
 from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Dot, Mark, Range, Ranges, Rule, Segment
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.rendering.text import print_document, render_text
@@ -132,6 +132,11 @@ def test_a_section_without_blocks_is_left_out() -> None:
     assert render_text(Document("demo", "test", [Section("empty", []), Section("full", [Text("a")])])) == "full\na"
 
 
+def test_a_text_has_no_colours_in_a_notebook_which_forces_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert render_text(document(Text("a", "bad"), Table(left("x"), [["1"]]))) == "part\na\nx\n1"
+
+
 def test_sections_are_apart_and_no_line_ends_in_blanks() -> None:
     lines = render_text(document(Text("a  "), Table(left("x", "y"), [["1", ""]]), notes=["b"])).split("\n")
     assert lines == ["part", "a", "x  y", "1", "", "note: b"]
@@ -168,15 +173,6 @@ def result() -> Result:
 def test_a_result_prints_as_text(result: Result) -> None:
     assert str(result) == render_text(build_document(result))
     assert str(result).startswith("a <year>\n")
-
-
-def test_a_result_shows_as_a_page_in_a_notebook(result: Result) -> None:
-    assert result._repr_html_() == render_frame(build_document(result))
-
-
-def test_a_notebook_gets_the_page_in_a_frame_that_cannot_be_left() -> None:
-    reader = parsed(render_frame(document(title=HOSTILE)))
-    assert reader.seen == {"iframe"}
 
 
 def test_the_page_of_a_result_is_written_whole(result: Result, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from trainworks.record.events.log import append_event
 from trainworks.record.metrics import append_metrics
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
-from trainworks.report.live import LineView
+from trainworks.report.live import CellView, LineView
 from trainworks.report.runs.run_progress import RunFollower
 
 
@@ -64,6 +64,47 @@ def test_an_empty_run_was_created_and_has_no_figures(follower: RunFollower) -> N
 def test_an_event_is_new_once(run_dir: RunDir, follower: RunFollower) -> None:
     append_event(run_dir.events_file, {"kind": "stopped", "step": 7})
     assert [len(follower.look().new_events) for _ in range(2)] == [1, 0]
+
+
+def test_a_row_is_new_once(run_dir: RunDir, follower: RunFollower) -> None:
+    append_metrics(run_dir.metrics_file, [metrics_row(1), metrics_row(2)])
+    first = follower.look()
+    append_metrics(run_dir.metrics_file, [metrics_row(3)])
+    second, third = follower.look(), follower.look()
+    assert [[row["step"] for row in each.new_rows] for each in (first, second, third)] == [[1, 2], [3], []]
+
+
+def test_a_snapshot_stays_as_it_was_taken(run_dir: RunDir, follower: RunFollower) -> None:
+    append_metrics(run_dir.metrics_file, [metrics_row(1, figures={"reward": 1.0})])
+    first = follower.look()
+    append_metrics(run_dir.metrics_file, [metrics_row(2, figures={"reward": 2.0})])
+    follower.look()
+    assert first.latest is not None
+    assert (first.latest["step"], first.figures) == (1, {"reward": 1.0})
+    assert repr(first).startswith("<Progress: CREATED, step 1, loss ")
+
+
+def test_a_cell_shows_the_last_figures_and_events_at_one_place(run_dir: RunDir, follower: RunFollower) -> None:
+    places: list[str] = []
+
+    class Place:
+        def update(self, data: dict[str, str], *, raw: bool) -> None:
+            places[-1] = data["text/plain"]
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Place:
+        places.append(data["text/plain"])
+        return Place()
+
+    with CellView(display, "lm-1", 300) as view:
+        assert places == ["lm-1"]
+        append_event(run_dir.events_file, {"kind": "attempt", "attempt": 2, "resumed_from_step": 7})
+        append_metrics(run_dir.metrics_file, [metrics_row(step) for step in range(8, 10)])
+        view.show(follower.look(), LAUNCH_AT)
+        view.show(follower.look(), LAUNCH_AT + 0.1)
+    (shown,) = places
+    first, last = shown.splitlines()
+    assert first == "attempt 2: resumed from step 7"
+    assert last.startswith("lm-1 CREATED | step 9/300 | loss ")
 
 
 def test_speed_and_time_to_go_follow_from_the_recent_steps(run_dir: RunDir, follower: RunFollower) -> None:

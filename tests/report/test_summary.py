@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from trainworks.errors import EnvironmentProblem
 from trainworks.record.measured.finished_run import finished_run as finished_run_of
-from trainworks.record.resolved import CompileChoice, ExpectedStep
+from trainworks.record.resolved import CompileChoice
+from trainworks.record.step_time import ExpectedStep
 from trainworks.report.runs.part import printable
 from trainworks.report.runs.summary import Report, build_report
 from trainworks.report.wording import key_figures

@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from tests.report.conftest import RunWriter, make_plan
-from trainworks.record.resolved import ExpectedStep
+from trainworks.record.step_time import ExpectedStep
 from trainworks.serve.access import Access
 from trainworks.serve.app import create_app
 from trainworks.serve.site import Site

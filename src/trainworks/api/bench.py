@@ -341,7 +341,7 @@ def _followed(launch: Launch, progress: Progress | None) -> Run:
     launch.start()
     seen: set[tuple[str, str]] = set()
     run = launch.run
-    for _ in run.follow(since=launch.since, poll_s=0.5):
+    for _ in run.poll(since=launch.since, poll_s=0.5):
         for record in read_records(run.path) if progress else ():
             for part in record.parts:
                 if progress and (record.name, part) not in seen:

@@ -27,15 +27,17 @@ from trainworks.plan.cluster.layout import parse_layout
 from trainworks.plan.cluster.plan import ClusterPlan, LayoutComparison
 from trainworks.plan.handover import deepspeed, megatron, torchtitan
 from trainworks.plan.handover.job import HandedJob, Handover
-from trainworks.record.resolved import ResolvedRun
+from trainworks.record.resolved import ResolvedRun, RunPlan
 
-__all__ = ["Handover", "ResolvedRun", "compare_layout", "hand_over", "plan"]
+__all__ = ["Handover", "ResolvedRun", "RunPlan", "compare_layout", "hand_over", "plan"]
 
 _RENDERERS = {"torchtitan": torchtitan.render, "megatron": megatron.render, "deepspeed": deepspeed.render}
 
 
 @overload
-def plan(run: RunInput, *, on: str, sizes: bool = False, without_learning: bool = False) -> ClusterPlan: ...
+def plan(
+    run: RunInput, *, on: str, settings: Settings = NO_SETTINGS, sizes: bool = False, without_learning: bool = False
+) -> ClusterPlan: ...
 
 
 @overload
@@ -52,7 +54,7 @@ def plan(
     without_learning: bool = False,
     tune: int = 0,
     announce: Notify = silent,
-) -> ClusterPlan | ResolvedRun: ...
+) -> RunPlan: ...
 
 
 def plan(
@@ -68,7 +70,7 @@ def plan(
     without_learning: bool = False,
     tune: int = 0,
     announce: Notify = silent,
-) -> ClusterPlan | ResolvedRun:
+) -> RunPlan:
     """Predict step time, memory and duration of a run.
 
     Args:
@@ -84,12 +86,15 @@ def plan(
         tune: layouts to train for a few steps each on this machine, of which the fastest is planned.
         announce: receives a line before each measurement of this machine.
 
+    Returns:
+        The figures of `RunPlan`; of a described cluster a `ClusterPlan`, of this machine a `ResolvedRun`.
+
     Raises:
         UsageError: the run file cannot be planned, with its line.
         EnvironmentProblem: no layout fits.
 
     >>> planned = plan("examples/plan-llama-2-7b.yaml", on="16x A100-SXM-80GB")
-    >>> planned.job.cluster.num_accelerators, planned.steps
+    >>> planned.layout.world_size, planned.num_steps
     (16, 6104)
     """
     run_file, source = load_run(run, settings)

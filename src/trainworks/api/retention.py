@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainworks.agent.launch import supervised, take_run
 from trainworks.api.notices import Notify, warn
-from trainworks.api.run_handle import Run, as_run, runs
+from trainworks.api.run_handle import Run, as_run
 from trainworks.backends.local.machine import local_nodes
 from trainworks.backends.local.wake import wake
 from trainworks.backends.rebuild import Rebuilt, rebuild
@@ -20,6 +20,7 @@ from trainworks.host.probe import probe_host
 from trainworks.jobs.database import set_aside
 from trainworks.jobs.state import JobState
 from trainworks.jobs.store import open_store
+from trainworks.record.runs_folder import list_runs
 from trainworks.system import owner_id, user_id
 
 _ASIDE = ".{}.removed"
@@ -49,8 +50,8 @@ def remove(run: Run | str, folder: Path | str = "runs", *, checkpoints_only: boo
         >>> import tempfile, trainworks
         >>> folder = tempfile.mkdtemp()
         >>> ended = trainworks.run(["true"], folder=folder)
-        >>> remove(ended.id, folder) > 0, trainworks.runs(folder)
-        (True, [])
+        >>> remove(ended.id, folder) > 0, len(trainworks.runs(folder))
+        (True, 0)
     """
     found = as_run(run, folder)
     check_removable(found)
@@ -63,7 +64,7 @@ def ended_before(folder: Path | str = "runs", *, age_s: float) -> list[Run]:
     before, mine = time.time() - age_s, user_id()
     return [
         run
-        for run in runs(folder)
+        for run in map(Run, list_runs(Path(folder)))
         if run.standing()[0].is_final and run.status.updated_at < before and owner_id(run.path.stat()) == mine
     ]
 

@@ -24,7 +24,6 @@ from trainworks.record.manifest import complete_checkpoints
 from trainworks.record.resolved import ResolvedRun
 from trainworks.record.run_dir import RunDir
 from trainworks.record.runs_folder import find_run as find_run_dir
-from trainworks.record.runs_folder import list_runs
 from trainworks.record.status import RunStatus
 from trainworks.record.usage import others_share
 from trainworks.report.runs.outcome import failure_of, resume_command
@@ -32,6 +31,7 @@ from trainworks.report.runs.run_progress import Progress, RunFollower
 
 if TYPE_CHECKING:
     from trainworks.api.jobs import Job
+    from trainworks.report.artifacts import MetricTable
     from trainworks.report.runs.summary import Report
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "find_run",
     "find_runs",
     "resume_command",
-    "runs",
 ]
 
 _BACKEND_POLL_S = 3.0
@@ -129,15 +128,25 @@ class Run:
             return state, problem.message
 
     def follow(self, *, since: float = 0.0, poll_s: float = 0.2) -> Iterator[Progress]:
-        """Snapshots of the run, until it has ended; the last one has the final state.
+        """Snapshots of the run whenever it has something new, until it has ended; the last one has the final state.
+
+        Each row of its metrics is in `new_rows` of one snapshot, and each event in `new_events` of one.
 
         Args:
-            since: leave out steps and events before this time (seconds since the epoch).
-            poll_s: time between two snapshots.
+            since: leave out rows and events before this time (seconds since the epoch).
+            poll_s: time between two looks at the record.
 
         Raises:
             EnvironmentProblem: the run directory was deleted.
         """
+        before: JobState | None = None
+        for progress in self.poll(since=since, poll_s=poll_s):
+            if progress.new_rows or progress.new_events or progress.state is not before:
+                yield progress
+            before = progress.state
+
+    def poll(self, *, since: float = 0.0, poll_s: float = 0.2) -> Iterator[Progress]:
+        """Snapshots as those of `follow`, also of a look that has found nothing new: for what is done meanwhile."""
         follower, poll_backend = RunFollower(self.run_dir), backend_poller(self.run_dir)
         while True:
             poll_backend()
@@ -169,7 +178,7 @@ class Run:
     def wait(self) -> JobState:
         """Wait for the end of the run; returns its final state."""
         state = self.state
-        for progress in self.follow():
+        for progress in self.poll():
             state = progress.state
         return state
 
@@ -238,6 +247,13 @@ class Run:
             except TrainworksError as problem:
                 self.notify(f"the record of run {self.id} may be older than the job: {problem.message}")
         return self
+
+    @property
+    def metrics(self) -> MetricTable:
+        """Columns of the steps so far, each step once: `pandas.DataFrame(run.metrics)` and `run.metrics["loss"]`."""
+        from trainworks.report.artifacts import read_metric_table  # noqa: PLC0415 - imports numpy
+
+        return read_metric_table(self.with_record().run_dir)
 
     def report(self) -> Report:
         """What was planned and what happened; also of a run that is not over. Fetches its record first."""
@@ -325,11 +341,6 @@ def as_run(run: Run | str | None, folder: Path | str = "runs") -> Run:
         UnknownRunError: no such run.
     """
     return run if isinstance(run, Run) else find_run(run, folder)
-
-
-def runs(folder: Path | str = "runs") -> list[Run]:
-    """Runs of a folder, oldest first."""
-    return [Run(run_dir) for run_dir in list_runs(Path(folder))]
 
 
 def backend_poller(run_dir: RunDir, clock: Clock | None = None) -> Callable[[], None]:

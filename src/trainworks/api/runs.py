@@ -169,7 +169,7 @@ def run(
         wait: return when the run has ended.
 
     Returns:
-        The run. A run on this machine ends with this process.
+        The run. A run on this machine ends with this process. With `wait`, a notebook or a terminal shows its progress.
 
     Raises:
         RunFileError: a problem in the run file.
@@ -184,12 +184,20 @@ def run(
     request = read_run(target, nodes=nodes, nproc=nproc, name=name, settings=settings)
     launch = _launch(request, folder, queued=False, review=review, planning=Planning(tune=tune))
     launch.start()
-    return _ended(launch.run) if wait else launch.run
+    return _ended(launch) if wait else launch.run
 
 
-def _ended(started: Run) -> Run:
-    started.wait()
-    return started.check()
+def _ended(launch: Launch) -> Run:
+    """Wait for the end of a run, and show its progress in a notebook or on a terminal; elsewhere nothing is printed."""
+    from trainworks.report.live import view_of  # noqa: PLC0415 - imports rich
+    from trainworks.report.rendering.console import SafeConsole  # noqa: PLC0415
+
+    console = SafeConsole(stderr=True)
+    console.quiet = not console.is_terminal
+    with view_of(launch.run.resolved, console) as view:
+        for progress in launch.run.poll(since=launch.since):
+            view.show(progress, time.time())
+    return launch.run.check()
 
 
 def submit(
@@ -330,7 +338,7 @@ def resume(
     wanted = ResumeChanges(nodes=nodes, nproc=nproc, settings=settings)
     launch = prepare_resume(find_run(name, folder), wanted, background=background)
     launch.start()
-    return _ended(launch.run) if wait and not background else launch.run
+    return _ended(launch) if wait and not background else launch.run
 
 
 def _bring_here(stopped: Run) -> None:

@@ -76,7 +76,7 @@ class Figure:
         return f"{self.source}, {self.date}, confidence {self.confidence}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class CatalogRow:
     """One row of the catalogue."""
 
@@ -92,6 +92,9 @@ class CatalogRow:
     """Lint rules that the row breaks for a reason, with the reason."""
     place: str = ""
     """File and line of a row that is not of Trainworks: the user's own, or of an update."""
+
+    def __repr__(self) -> str:
+        return f"<CatalogRow: {self.name}>"
 
     def figure(self, name: str) -> Figure:
         """The figure of that name; the row must have it."""

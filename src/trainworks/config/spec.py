@@ -139,10 +139,16 @@ MetricFunction = Annotated[str, AfterValidator(_of_module("function", "package.m
 """A function as `package.module:function`."""
 
 
+_PYDANTIC = frozenset(dir(BaseModel)) - frozenset(dir(object))
+
+
 class Frozen(BaseModel):
-    """Base of immutable models that refuse unknown keys."""
+    """Base of immutable models that refuse unknown keys; completion shows their own names alone."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__()} - _PYDANTIC | type(self).model_fields.keys())
 
 
 class Spec(Frozen):

@@ -15,6 +15,7 @@ from trainworks.plan.memory import Memories
 from trainworks.plan.uncertainty import Belief, interval_s, selection_bias, times_by_rate
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.step_time import StepTimeTerms
+from trainworks.units import format_bytes, format_step_time
 
 
 class Prediction(Frozen):
@@ -36,6 +37,10 @@ class Prediction(Frozen):
     """Memory of the fullest rank."""
     stage: int
     """The pipeline stage that needs most memory."""
+
+    def __repr__(self) -> str:
+        memory = format_bytes(self.memory.total_bytes)
+        return f"<Prediction: {self.layout.describe()}, {format_step_time(self.step_time_s)} a step, {memory}>"
 
     @property
     def terms_s(self) -> dict[str, float]:

@@ -51,8 +51,7 @@ from trainworks.plan.job import AnyJob, StepTimes
 from trainworks.plan.layouts import Array, Layouts
 from trainworks.plan.programs import mixture_spread
 from trainworks.plan.shapes.conv_net import ConvNetShape
-from trainworks.record.resolved import ExpectedStep
-from trainworks.record.step_time import LAYOUT_DEVIATION
+from trainworks.record.step_time import LAYOUT_DEVIATION, ExpectedStep
 
 RATES = tuple(field.name for field in fields(Slowdowns) if field.name != "links")
 """Physical rates whose slowdown is learned."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from trainworks.config.layout import ANY_LAYOUT, ModelSupport, ResolvedLayout
 from trainworks.config.run_file import RunFile, Workload
 from trainworks.config.spec import Spec
+from trainworks.errors import UsageError
 from trainworks.record.calibration import Calibration
 from trainworks.record.environment import HostFacts
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
 from trainworks.record.run_environment import ResolvedEnvironment
-from trainworks.record.step_time import TIE, StepTimeGroups, StepTimeTerms
+from trainworks.record.step_time import TIE, ExpectedStep, StepTimeGroups, StepTimeTerms
 from trainworks.record.usage import QUIET_SHARE
 from trainworks.results import Result, ResultVerdict
 from trainworks.units import Money, format_duration
@@ -29,18 +32,6 @@ class KeptCode(Spec):
     commit: str | None = None
     """Git commit of the working directory, with `-dirty` if tracked files differed from it; None outside of a
     repository."""
-
-
-class ExpectedStep(Spec):
-    """Uncertainty of a predicted step time."""
-
-    low_s: float
-    high_s: float
-    """Ends of the 80 % interval."""
-    by_rate_s: dict[str, float]
-    """The step time by physical rate, before learning; the names are those of `plan.coefficients.Slowdowns`."""
-    learned_from: int
-    """Finished runs that the prediction has learned from."""
 
 
 class PlannedLayout(Spec):
@@ -195,7 +186,48 @@ class FewerNodes(Spec):
     plan: Plan
 
 
-class ResolvedRun(Result, Spec):
+class RunPlan(Result, ABC):
+    """The figures that every plan of a run has, of a described cluster and of this machine."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def layout(self) -> ResolvedLayout:
+        """The proposed parallel layout."""
+
+    @property
+    @abstractmethod
+    def step_time_s(self) -> float:
+        """Predicted duration of an optimizer step."""
+
+    @property
+    @abstractmethod
+    def step_interval_s(self) -> tuple[float, float] | None:
+        """Ends of its 80 % interval; None in records of older versions."""
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> int:
+        """Optimizer steps of the run."""
+
+    @property
+    @abstractmethod
+    def run_time_s(self) -> float:
+        """Predicted duration of the run, without failures."""
+
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Predicted peak memory of the fullest rank."""
+
+    @property
+    @abstractmethod
+    def tokens_per_s(self) -> float:
+        """Predicted throughput of all ranks together, in what the workload counts: tokens, images or samples."""
+
+
+class ResolvedRun(RunPlan, Spec):
     """The complete definition of a run, written before it starts and rewritten by a resume with other ranks."""
 
     format_version: int = 1
@@ -248,6 +280,49 @@ class ResolvedRun(Result, Spec):
             busy = f"other programs used {share:.0%} of the cores meanwhile: `--recalibrate` on a quiet machine"
             return ResultVerdict(action, figure, busy, "check")
         return ResultVerdict(action, figure, self._near(plan))
+
+    @property
+    def _planned(self) -> Plan:
+        if self.plan is None:
+            hint = "name what the command trains in `trains`"
+            raise UsageError(f"run {self.run_id} has no plan: it runs a command", hint=hint)
+        return self.plan
+
+    @property
+    def layout(self) -> ResolvedLayout:
+        """The planned layout; a command without a plan raises a UsageError here and below."""
+        return self._planned.layout
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted duration of an optimizer step."""
+        return self._planned.step_time.total_s
+
+    @property
+    def step_interval_s(self) -> tuple[float, float] | None:
+        """Ends of its 80 % interval; None in records of older versions."""
+        expected = self._planned.expected
+        return None if expected is None else (expected.low_s, expected.high_s)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the run."""
+        return self._planned.num_steps
+
+    @property
+    def run_time_s(self) -> float:
+        """Predicted time from launch to the last step."""
+        return self._planned.run_time_s
+
+    @property
+    def memory_bytes(self) -> int:
+        """Predicted peak memory of the fullest rank."""
+        return self._planned.memory.total_bytes
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted throughput of all ranks together."""
+        return self._planned.tokens_per_s
 
     def _near(self, plan: Plan) -> str:
         """The next layout, where the plan is not sure of its distance and no step of it was timed; else empty."""

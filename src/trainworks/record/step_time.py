@@ -81,3 +81,15 @@ StepTime = TypeVar("StepTime", bound=Spec)
 def scaled(step_time: StepTime, factor: float) -> StepTime:
     """The step time with all of its parts longer by a factor."""
     return type(step_time)(**{name: seconds * factor for name, seconds in step_time.model_dump().items()})
+
+
+class ExpectedStep(Spec):
+    """Uncertainty of a predicted step time."""
+
+    low_s: float
+    high_s: float
+    """Ends of the 80 % interval."""
+    by_rate_s: dict[str, float]
+    """The step time by physical rate, before learning; the names are those of `plan.coefficients.Slowdowns`."""
+    learned_from: int
+    """Finished runs that the prediction has learned from."""

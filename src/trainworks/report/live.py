@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Self
+import io
+import sys
+from collections import deque
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -17,12 +22,17 @@ from trainworks.record.events.training import DataProgressEvent, DataReadyEvent,
 from trainworks.record.faults import describe_fault
 from trainworks.record.manifest import describe_damage
 from trainworks.record.metrics import STEP_PARTS, MetricsRow, named_figures
+from trainworks.record.resolved import ResolvedRun
 from trainworks.recover.failures import is_consequence
 from trainworks.report.data import chat_line
+from trainworks.report.rendering.console import SafeConsole
+from trainworks.report.rendering.printable import printable
 from trainworks.report.runs import run_progress as observed
 from trainworks.units import format_bytes, format_count, format_duration
 
-_LINE_S = 5.0
+_LINE_S, _CELL_S = 5.0, 0.5
+_MOST_EVENTS = 5
+"""Events in a cell."""
 
 
 class LineView:
@@ -101,6 +111,45 @@ class LiveView(LineView):
         for name, text in _figures(snapshot, snapshot.latest, self._num_steps, self._unit, now).items():
             table.add_row(RichText(name, style="bold"), text)
         return Group(self._bar, table)
+
+
+class CellView(LineView):
+    """The figures and the last events at one place in the output of a cell, which stores the last of them alone."""
+
+    def __init__(self, display: Callable[..., Any], run_id: str, num_steps: int | None, unit: str = "tokens") -> None:
+        super().__init__(SafeConsole(file=io.StringIO()), num_steps, unit)
+        self._display, self._run_id = display, run_id
+        self._events: deque[str] = deque(maxlen=_MOST_EVENTS)
+
+    def __enter__(self) -> Self:
+        self._place = self._display(_plain(self._run_id), raw=True, display_id=True)
+        return self
+
+    def show(self, snapshot: observed.Progress, now: float) -> None:
+        """Replace what was shown, at most twice a second."""
+        self._events.extend(line for event in snapshot.new_events if (line := event_line(event)) is not None)
+        if now - self._shown_at < _CELL_S and not snapshot.state.is_final:
+            return
+        self._shown_at, row = now, snapshot.latest
+        figures = {} if row is None else _figures(snapshot, row, self._num_steps, self._unit, now)
+        facts = [f"{self._run_id} {snapshot.state}", *(f"{name} {value}" for name, value in figures.items())]
+        self._place.update(_plain("\n".join([*self._events, " | ".join(facts)])), raw=True)
+
+
+def view_of(resolved: ResolvedRun, console: Console) -> LineView:
+    """The view of a run: in place in a notebook, or on a terminal where its steps are planned; else lines."""
+    num_steps = resolved.plan.num_steps if resolved.plan and resolved.is_workload else None
+    unit = resolved.run_file.workload.unit if resolved.run_file.workload else "tokens"
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is not None:
+        return CellView(import_module("IPython.display").display, resolved.run_id, num_steps, unit)
+    if console.is_terminal and num_steps is not None:
+        return LiveView(console, resolved.run_id, num_steps, unit)
+    return LineView(console, num_steps, unit)
+
+
+def _plain(text: str) -> dict[str, str]:
+    return {"text/plain": printable(text)}
 
 
 class _Done(ProgressColumn):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 
 from trainworks.config.run_file import Workload
@@ -22,10 +23,10 @@ LAYOUTS = "layouts"
 
 @build_document.register
 def document(resolved: ResolvedRun) -> Document:
-    """The plan of a workload, or of what a command trains, and warnings about its precision and deadline."""
+    """The plan of a workload, or of what a command trains, and warnings; of a command without a plan what it runs."""
     plan, workload = resolved.plan, resolved.run_file.as_planned.workload
     if plan is None or workload is None:
-        raise TypeError("a command has no plan to show")
+        return Document(resolved.run_id, "run", [Section("", [Facts.from_mapping(_of_command(resolved))])])
     return Document(
         resolved.run_file.name,
         "plan",
@@ -189,11 +190,16 @@ def emulation_note(precision: str, host: HostFacts, device: str) -> str | None:
     return f"this processor only emulates {precision}, and fp32 is faster; leave `precision` out, or set it to fp32"
 
 
+def _of_command(resolved: ResolvedRun) -> dict[str, str]:
+    ranks = resolved.processes
+    command = resolved.run_file.run if resolved.command is None else shlex.join(resolved.command)
+    size = f"{ranks.world_size:,} rank(s) on {ranks.nodes:,} node(s), {ranks.device}"
+    return {"command": command or "", "ranks": size, "folder": resolved.working_folder}
+
+
 @to_json.register
 def _(resolved: ResolvedRun) -> Mapping[str, object]:
-    if resolved.plan is None:
-        raise TypeError("a command has no plan to show")
-    return model_json(resolved.plan)
+    return _of_command(resolved) if resolved.plan is None else model_json(resolved.plan)
 
 
 @build_document.register

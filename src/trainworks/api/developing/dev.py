@@ -167,7 +167,7 @@ def dev_access(
     clock = clock or SystemClock()
     state: JobState | None = None
     next_look = 0.0
-    for progress in run.follow(poll_s=_POLL_S):
+    for progress in run.poll(poll_s=_POLL_S):
         if progress.state is not state:
             state = progress.state
             on_state(state)

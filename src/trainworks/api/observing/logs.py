@@ -96,7 +96,7 @@ def _lines(found: Run, read: RunLogs, *, follow: bool) -> Iterator[LogLine]:
     if not follow:
         yield from read.new_lines(everything=True)
         return
-    for progress in found.follow(poll_s=_POLL_S):
+    for progress in found.poll(poll_s=_POLL_S):
         yield from read.new_lines(everything=progress.state.is_final)
 
 

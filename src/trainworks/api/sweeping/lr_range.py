@@ -60,7 +60,7 @@ def learning_rate_range(
     changed = with_settings(request.run_file, settings)
     started = submit(replace(request, run_file=changed), name=f"{changed.name}-lr-range", folder=folder)
     columns = MetricColumns(started.run_dir.metrics_file)
-    for _ in started.follow(poll_s=0.3):
+    for _ in started.poll(poll_s=0.3):
         found = _rows(columns)
         progress(len(found), steps)
         if has_diverged(found["loss"].tolist()) and not started.state.is_final:

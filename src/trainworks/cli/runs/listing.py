@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -14,34 +13,16 @@ from trainworks.cli.output import show_document
 from trainworks.report.rendering.printable import say
 from trainworks.units import format_bytes, format_count, format_duration
 
-if TYPE_CHECKING:
-    from trainworks.api.run_handle import Run
-
 
 def ls_command(runs: RunsOption = None, as_json: AsJson = False) -> None:
     """Lists the oldest run first."""
-    rows = [_row(run) for run in trainworks.runs(runs_folder(runs))]
+    rows = trainworks.runs(runs_folder(runs)).rows()[::-1]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
     from trainworks.report.artifacts import runs_document
 
     show_document(runs_document(rows, time.time()))
-
-
-def _row(run: Run) -> dict[str, Any]:
-    from trainworks.report.runs.run_progress import RunFollower
-
-    progress = RunFollower(run.run_dir).look()
-    state, note = run.standing()
-    return {
-        "run": run.id,
-        "state": str(state),
-        "step": progress.latest["step"] if progress.latest else None,
-        "loss": progress.latest.get("loss") if progress.latest else None,
-        "updated_at": progress.status.updated_at,
-        "cause": note or progress.status.cause,
-    }
 
 
 def status_command(run: OptionalRun = None, runs: RunsOption = None, as_json: AsJson = False) -> None:

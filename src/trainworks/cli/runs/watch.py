@@ -14,7 +14,7 @@ from trainworks.api.observing.logs import RunLogs
 from trainworks.api.run_handle import JobState, Run, resume_command
 from trainworks.api.runs import Launch
 from trainworks.cli.runs.record import format_line, print_brief
-from trainworks.report.live import LineView, LiveView
+from trainworks.report.live import view_of
 from trainworks.report.rendering.console import SafeConsole
 from trainworks.report.rendering.printable import say
 from trainworks.system import REQUESTS_TO_END
@@ -40,15 +40,12 @@ def watch_to_the_end(launch: Launch, talk: Console) -> None:
 
 def _watch(launch: Launch, console: Console) -> JobState:
     run, resolved = launch.run, launch.run.resolved
-    num_steps = resolved.plan.num_steps if resolved.plan and resolved.is_workload else None
-    output = RunLogs(run.run_dir) if num_steps is None else None
-    live = console.is_terminal and num_steps is not None
-    unit = resolved.run_file.workload.unit if resolved.run_file.workload else "tokens"
-    view = LiveView(console, run.id, num_steps, unit) if live else LineView(console, num_steps, unit)
+    has_steps = resolved.plan is not None and resolved.is_workload
+    output = None if has_steps else RunLogs(run.run_dir)
     state = JobState.CREATED
-    with StopOnInterrupt(launch.stop, console) as interrupts, view:
+    with StopOnInterrupt(launch.stop, console) as interrupts, view_of(resolved, console) as view:
         launch.start()
-        for progress in run.follow(since=launch.since):
+        for progress in run.poll(since=launch.since):
             interrupts.pass_on()
             state = progress.state
             if output is not None:

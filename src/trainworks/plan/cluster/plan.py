@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainworks.catalog.catalog import find_row, published_runs
 from trainworks.catalog.exchange import Exchange
+from trainworks.config.layout import ResolvedLayout
 from trainworks.config.run_file import RunFile
 from trainworks.plan.cluster.hardware import oversubscription_note, starvation_note
 from trainworks.plan.cluster.layout import roomier_batch, why_nothing
@@ -37,8 +38,8 @@ from trainworks.plan.trace import Traced, computed, fact
 from trainworks.plan.uncertainty import LARGEST_WORLD, LONGEST, Z80, Belief, not_compared
 from trainworks.record.measured.measurement import ClusterMeasurement
 from trainworks.record.model_shape import ModelShape
-from trainworks.record.resolved import ExpectedStep, Plan, PlannedEvaluation
-from trainworks.record.step_time import TIE, scaled
+from trainworks.record.resolved import Plan, PlannedEvaluation, RunPlan
+from trainworks.record.step_time import TIE, ExpectedStep, scaled
 from trainworks.results import Result, ResultVerdict
 from trainworks.units import format_counted, format_duration, format_step_time
 
@@ -49,7 +50,7 @@ _HOPELESS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterPlan(Result):
+class ClusterPlan(RunPlan):
     """Predictions of a workload on a described cluster, and the layouts that were rejected."""
 
     job: AnyJob
@@ -106,6 +107,36 @@ class ClusterPlan(Result):
         slower = f"{abs(more):.1%} {'slower' if more > 0 else 'faster'}"
         sure = f"a plan is sure to {100 * (TIE - 1):.0f} %"
         return f"no clear winner, {following.layout.describe()} is predicted {slower}, and {sure}"
+
+    @property
+    def layout(self) -> ResolvedLayout:
+        """The proposed layout."""
+        return self.best[0].layout
+
+    @property
+    def step_time_s(self) -> float:
+        """Predicted step time of the proposed layout."""
+        return self.best[0].step_time_s
+
+    @property
+    def step_interval_s(self) -> tuple[float, float]:
+        """Ends of its 80 % interval."""
+        return self.best[0].low_s, self.best[0].high_s
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps, as `steps`."""
+        return self.steps
+
+    @property
+    def memory_bytes(self) -> int:
+        """Predicted peak memory of the fullest rank."""
+        return self.best[0].memory.total_bytes
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Predicted throughput of all ranks together."""
+        return self.best[0].tokens_per_s
 
     @property
     def run_time_s(self) -> float:

@@ -32,8 +32,8 @@ from trainworks.record.calibration import Calibration
 from trainworks.record.memory import MemoryTerms
 from trainworks.record.model_shape import ModelShape
 from trainworks.record.processes import Processes
-from trainworks.record.resolved import CompileChoice, ExpectedStep, Plan, PlannedLayout
-from trainworks.record.step_time import StepTimeGroups, StepTimeTerms, scaled
+from trainworks.record.resolved import CompileChoice, Plan, PlannedLayout
+from trainworks.record.step_time import ExpectedStep, StepTimeGroups, StepTimeTerms, scaled
 from trainworks.record.trial import Trial
 
 USUAL_START_S = 6.0

@@ -15,8 +15,19 @@ from trainworks.report.rendering.printable import printable
 class SafeConsole(Console):
     """A console that escapes control characters and takes no text for markup or an emoji."""
 
-    def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, width: int | None = None) -> None:
-        super().__init__(file=file, stderr=stderr, width=width, markup=False, emoji=False)
+    def __init__(
+        self, *, file: IO[str] | None = None, stderr: bool = False, width: int | None = None, plain: bool = False
+    ) -> None:
+        # in a notebook rich would show beside a cell what is rendered into a text
+        super().__init__(
+            file=file,
+            stderr=stderr,
+            width=width,
+            markup=False,
+            emoji=False,
+            force_jupyter=False,
+            color_system=None if plain else "auto",  # plain also where FORCE_COLOR is set, as a notebook does
+        )
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Text whose width counts the escapes that are printed."""

@@ -1,8 +1,15 @@
-"""A document as one HTML page that needs nothing else: no request, no script, plots as inline SVG."""
+"""A document as HTML: a page that needs nothing else, and the beginning of one in a cell of a notebook.
+
+A page has no request and no script, and its plots are inline SVG. A notebook stores what its cells show, so a cell has
+the beginning of a document, of bounded size and in the notebook's colours: short tables, thinned curves, and those
+rules of the style sheet that they use. It names the sections that it shortens.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,10 +17,14 @@ from typing import Any
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
+from trainworks.errors import ArgumentError
 from trainworks.files import write_atomic
-from trainworks.report.rendering.document import NO_BREAK, Document, Plot, Styled
+from trainworks.report.rendering.document import NO_BREAK, Block, Details, Document, Plot, Section, Styled, Table
+from trainworks.report.rendering.plots import Chart
 from trainworks.report.rendering.printable import printable
-from trainworks.report.rendering.svg import markup
+from trainworks.report.rendering.svg import element, markup
+from trainworks.report.rendering.text import render_text
+from trainworks.results import Picture
 
 _LONG = re.compile(r"\S{25,}")
 """A path, an address or a hash: no word is that long."""
@@ -21,16 +32,22 @@ _PART = re.compile(r"[^/_.,:;=@&?]{0,31}[/_.,:;=@&?]+|[^/_.,:;=@&?]{32}")
 """Part of one, after which a line may end."""
 _BREAK = "\u200b"
 """Stands for that place until the text is escaped."""
+_MOST_CHARACTERS = 8_000
+"""Length of the HTML of all blocks, without its style sheet."""
+_MOST_LINES = 24
+"""Lines of text."""
+_MOST_ROWS = 12
+"""Rows of a table."""
+_MOST_POINTS, _MOST_MARKS = 120, 10
+"""Points of a curve, and marks of a kind in its chart."""
+_MOST_NOTES = 4
+_LEFT, _TOP, _WIDTH, _HEIGHT, _BELOW = 60, 34, 690, 240, 40
+"""Place and size of the axes in a file of SVG, and the room below them for labels; in pixels."""
 
 
 def render_page(document: Document) -> str:
     """The whole page; every text is escaped."""
     return _template("page.html").render(document=document, sections=document.shown("page"))
-
-
-def render_frame(document: Document) -> str:
-    """The page in a frame, whose styles do not touch the notebook around it."""
-    return _template("frame.html").render(title=document.title, page=render_page(document))
 
 
 def write_page(document: Document, path: Path) -> None:
@@ -89,3 +106,140 @@ def breakable(text: str) -> Markup:
 def _picture(plot: Plot) -> Markup:
     drawn = plot.picture()
     return Markup(_finalize(markup(drawn)) if drawn is not None else "")  # noqa: S704, ElementTree escaped every text
+
+
+def render_cell(document: Document) -> dict[str, str]:
+    """The beginning of a document by media type: HTML, and text for a notebook that shows no HTML."""
+    lines = render_text(document).splitlines()
+    if more := max(0, len(lines) - _MOST_LINES):
+        lines[_MOST_LINES:] = [f"... {more:,} more lines: `print` shows all"]
+    return {"text/plain": "\n".join(lines), "text/html": _element(document)}
+
+
+def plots_of(document: Document) -> Mapping[str, Picture]:
+    """The plots of a page by their metric, or by the heading that they are below, with a number from the second on."""
+    found: dict[str, Picture] = {}
+    for section in document.shown("page"):
+        for plot in _plots_in(section.blocks):
+            name = (plot.metric if isinstance(plot, Chart) else "") or section.title.lower() or document.kind
+            number = sum(other.partition(" #")[0] == name for other in found) + 1
+            name += f" #{number}" if number > 1 else ""
+            found[name] = DrawnPlot(f"{document.title}: {name}", plot)
+    return found
+
+
+def _plots_in(blocks: Iterable[Block]) -> Iterator[Plot]:
+    """Plots that have something to draw, those that a page folds away among them."""
+    for block in blocks:
+        if isinstance(block, Details):
+            yield from _plots_in(block.blocks)
+        elif isinstance(block, Plot) and block.picture() is not None:
+            yield block
+
+
+@dataclass(slots=True, repr=False)
+class DrawnPlot:
+    """A plot of a result; see `trainworks.results.Picture`."""
+
+    title: str
+    plot: Plot
+
+    def __repr__(self) -> str:
+        return f"<plot of {self.title}>"
+
+    def _repr_html_(self) -> str:
+        return _in_cell(_html(_shortened(self.plot)))
+
+    def save(self, path: Path | str) -> None:
+        """Write the plot, atomically: a chart with two axes to `.svg`, any plot with its key to `.html`.
+
+        Raises:
+            ArgumentError: the path ends otherwise, or ends in `.svg` for bars or a drawing.
+            DiskFullError: no space left; an older file is untouched.
+        """
+        path = Path(path)
+        if path.suffix == ".html":
+            write_page(Document(self.title, "plot", [Section("", [self.plot])]), path)
+        elif path.suffix == ".svg" and isinstance(self.plot, Chart):
+            write_atomic(path, _svg(self.plot))
+        else:
+            ends = "`.svg` or `.html`" if isinstance(self.plot, Chart) else "`.html`"
+            hint = f"take a path that ends in {ends}"
+            raise ArgumentError(f"cannot write this plot as `{path.name}`", argument="path", hint=hint)
+
+
+def _element(document: Document) -> str:
+    """Title, verdict, the blocks that fit, notes, and the names of the sections that are shortened."""
+    room, sections, shortened = _MOST_CHARACTERS, list[Section](), dict[str, None]()
+    for section in document.shown("page"):
+        kept: list[Block] = []
+        for block in section.blocks:
+            short = _shortened(block)
+            fits = (size := len(_html(short))) <= room
+            if fits:
+                room -= size
+                kept.append(short)
+            if not fits or short is not block:
+                shortened[section.title.lower() or document.kind] = None
+        sections += [replace(section, blocks=kept)] if kept else []
+    notes = [*document.notes[:_MOST_NOTES]]
+    if more := len(document.notes) - len(notes):
+        notes.append(f"{more} more notes: `print` shows all.")
+    if shortened:
+        notes.append(f"Shortened here: {', '.join(shortened)}. `write_html` writes all of it.")
+    return _in_cell(_template("cell.html").render(document=document, sections=sections, notes=notes).strip())
+
+
+def _shortened(block: Block) -> Block:
+    """The block, or its beginning if it is long."""
+    if isinstance(block, Chart) and any(len(curve.points) > _MOST_POINTS for curve in block.curves):
+        return block.thinned(_MOST_POINTS, _MOST_MARKS)
+    if isinstance(block, Table) and (more := len(block.rows) - _MOST_ROWS) > 0:
+        return replace(block, rows=block.rows[:_MOST_ROWS], caption=f"{more:,} more rows. {block.caption}".rstrip())
+    return block
+
+
+def _html(*blocks: Block) -> str:
+    return _template("section.html").render(section=Section("", blocks)).strip()
+
+
+def _in_cell(html: str) -> str:
+    """The element with the rules that it uses; its colours are those of the notebook's theme."""
+    rules = _rules_for(html, scope=".trainworks ")
+    return f'<div class="trainworks"><style>{rules}{_sheet("cell.css")}</style>{html}</div>'
+
+
+def _svg(chart: Chart) -> str:
+    """A chart as a file of its own, in the colours of a light page."""
+    drawn = chart.picture()
+    axes = drawn[0] if drawn is not None else element("svg")
+    axes.attrib |= {"x": str(_LEFT), "y": str(_TOP), "style": f"width: {_WIDTH}px; height: {_HEIGHT}px"}
+    paper = element("rect", width="100%", height="100%", fill="#ffffff")
+    width, height = _LEFT + _WIDTH + 10, _TOP + _HEIGHT + _BELOW
+    root = element("svg", paper, axes, xmlns="http://www.w3.org/2000/svg", width=width, height=height)
+    colours = dict(re.findall(r"(--[\w-]+): ([^;]+);", _sheet("style.css").partition("@media")[0]))
+    rules = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], _rules_for(markup(root), scope=""))
+    root.insert(0, element("style", text=rules))
+    return markup(root)
+
+
+def _rules_for(html: str, *, scope: str) -> str:
+    """Rules of the style sheet whose classes and elements all occur; those of a medium or a width are left out."""
+    classes = {name for names in re.findall(r'class="([^"]*)"', html) for name in names.split()}
+    known = {"": set(re.findall(r"<(\w+)", html)), ".": classes}
+
+    def applies(selector: str) -> bool:
+        names = [found for found in re.findall(r"([.:]*)([\w-]+)", selector) if not found[0].startswith(":")]
+        return bool(names) and all(name in known[kind] for kind, name in names)
+
+    always = re.sub(r"/\*.*?\*/|@media[^{]*\{(?:[^{}]*\{[^{}]*\})*\s*\}", "", _sheet("style.css"), flags=re.DOTALL)
+    rules = []
+    for selectors, declared in re.findall(r"([^{}]+)\{([^{}]*)\}", always):
+        if chosen := [f"{scope}{each}" for each in map(str.strip, selectors.split(",")) if applies(each)]:
+            rules.append(f"{', '.join(chosen)} {{ {' '.join(declared.split())} }}\n")
+    return "".join(rules)
+
+
+@cache
+def _sheet(name: str) -> str:
+    return (Path(__file__).parents[1] / "templates" / name).read_text(encoding="utf-8")

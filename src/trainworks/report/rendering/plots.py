@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 from xml.etree.ElementTree import Element
 
+from trainworks.record.metric_columns import thinned
 from trainworks.report.rendering.axes import Axis
 from trainworks.report.rendering.document import Plot
 from trainworks.report.rendering.svg import element, percent, with_title
@@ -117,6 +118,12 @@ class Chart(Plot):
         """CSS class and name of each kind of mark."""
         return self.names
 
+    def thinned(self, points: int, marks: int) -> Chart:
+        """The same chart with at most so many points of a curve, every spike among them, and marks of a kind."""
+        kept = [(curve, thinned([y for _, y in curve.points], points).tolist()) for curve in self.curves]
+        curves = [replace(curve, points=[curve.points[place] for place in places]) for curve, places in kept]
+        return replace(self, curves=curves, marks=_thinned(self.marks, marks))
+
     def _depth(self, value: float) -> float:
         return 100 - self.y.percent(value)
 
@@ -215,13 +222,13 @@ def step_path(points: Sequence[Point], top: float, last: float) -> list[Point]:
     return [*corners, (last, points[-1][1])]
 
 
-def _thinned(marks: Sequence[Mark]) -> list[Mark]:
-    """At most 60 marks of each kind, the last one among them."""
-    thinned: list[Mark] = []
+def _thinned(marks: Sequence[Mark], most: int = _MAX_MARKS) -> list[Mark]:
+    """At most so many marks of each kind, the last one among them."""
+    kept: list[Mark] = []
     for css in dict.fromkeys(mark.css for mark in marks):
         same = [mark for mark in marks if mark.css == css]
-        thinned += same[:: len(same) // -_MAX_MARKS]
-    return thinned
+        kept += same[:: len(same) // -most]
+    return kept
 
 
 @dataclass(frozen=True, slots=True)

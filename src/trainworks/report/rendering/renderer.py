@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainworks.results import Result
+from trainworks.report.rendering.printable import printable
+from trainworks.results import Picture, Result
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -32,6 +33,7 @@ _SUBJECTS = {
     "FleetHealth": "proving.health",
     "GoodputForecast": "goodput",
     "LayoutComparison": "cluster_plan",
+    "MetricTable": "artifacts",
     "NetworkPlan": "network",
     "NodeHealth": "proving.health",
     "Forecast": "local_plan",
@@ -40,6 +42,7 @@ _SUBJECTS = {
     "ResolvedRun": "local_plan",
     "ReviewReport": "proving.review",
     "RunComparison": "judgement",
+    "RunTable": "artifacts",
     "ScoreReport": "score",
     "SharedCapacity": "capacity",
     "RangeTestResult": "sweep",
@@ -83,6 +86,9 @@ def _import_subject(result: object) -> None:
 class _DocumentRenderer:
     """Renders the documents of results; rich and jinja2 are imported by the first one."""
 
+    def line(self, result: Result) -> str:
+        return printable(build_document(result).title if result.verdict is None else result.verdict.sentence)
+
     def text(self, result: Result) -> str:
         from trainworks.report.rendering.text import render_text  # noqa: PLC0415
 
@@ -93,10 +99,15 @@ class _DocumentRenderer:
 
         return render_page(build_document(result))
 
-    def frame(self, result: Result) -> str:
-        from trainworks.report.rendering.page import render_frame  # noqa: PLC0415
+    def cell(self, result: Result) -> dict[str, str]:
+        from trainworks.report.rendering.page import render_cell  # noqa: PLC0415
 
-        return render_frame(build_document(result))
+        return render_cell(build_document(result))
+
+    def plots(self, result: Result) -> Mapping[str, Picture]:
+        from trainworks.report.rendering.page import plots_of  # noqa: PLC0415
+
+        return plots_of(build_document(result))
 
     def write_page(self, result: Result, path: Path) -> None:
         from trainworks.report.rendering.page import write_page  # noqa: PLC0415

@@ -40,7 +40,7 @@ _STYLES = {"": "", "bold": "bold", "dim": "dim", "good": "bold green", "warning"
 
 def render_text(document: Document, *, width: int = _WIDTH) -> str:
     """The document as plain text."""
-    console = SafeConsole(file=io.StringIO(), width=width)
+    console = SafeConsole(file=io.StringIO(), width=width, plain=True)
     print_document(document, console)
     return console.file.getvalue().removesuffix("\n")  # type: ignore[attr-defined, no-any-return]
 

@@ -32,6 +32,9 @@ class Line(ReportPart):
 class Curves(ReportPart):
     """Lost lines first, so that the effective line is drawn over them."""
 
+    def __repr__(self) -> str:
+        return f"<Curves: {', '.join(name for name, lines in self if lines)}>"
+
     loss: tuple[Line, ...]
     tokens_per_s: tuple[Line, ...]
     eval_loss: tuple[Point, ...] = ()

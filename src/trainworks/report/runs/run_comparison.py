@@ -58,7 +58,7 @@ class ComparedFigure(ReportPart):
         return (self.second - self.first) / self.first
 
 
-class RunComparison(ReportPart, Result):
+class RunComparison(Result, ReportPart):
     """The differences between two runs."""
 
     format_version: int = 1

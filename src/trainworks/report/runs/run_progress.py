@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from trainworks.agent.current_state import current_state, current_status
@@ -22,7 +22,7 @@ _RECENT_STEPS = 50
 _RECENT_S = 5.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Progress:
     """A snapshot. Figures are None until the first step has been recorded."""
 
@@ -31,7 +31,10 @@ class Progress:
     latest: MetricsRow | None = None
     recent: list[MetricsRow] = field(default_factory=list)
     """The last steps of the current attempt: up to 50, from about the last 5 seconds."""
+    new_rows: list[MetricsRow] = field(default_factory=list)
+    """Rows of the metrics since the snapshot before."""
     new_events: list[Event] = field(default_factory=list)
+    """Events since the snapshot before."""
     evaluation: tuple[int, EvaluationResult] | None = None
     """Step and result of the last evaluation."""
     figures: dict[str, float] = field(default_factory=dict)
@@ -55,6 +58,13 @@ class Progress:
     """Whether the steps were read from what the ranks print."""
     data_total_bytes: int = 0
     """0 unless the data is being prepared now."""
+
+    def __repr__(self) -> str:
+        facts = [str(self.state)]
+        if self.latest is not None:
+            facts.append(f"step {self.latest['step']:,}")
+            facts += [f"loss {self.latest['loss']:.4f}"] if "loss" in self.latest else []
+        return f"<Progress: {', '.join(facts)}>"
 
     @property
     def damage(self) -> list[str]:
@@ -102,8 +112,8 @@ class RunFollower:
         self._anchor_changed_ns = 0
 
     def look(self, *, since: float = 0.0) -> Progress:
-        """The run as it stands now; the events are those since the last look. Steps and events before `since`, those of
-        an earlier launch, are left out.
+        """The run as it stands now, with the rows and events since the last look. Those before `since`, of an earlier
+        launch, are left out.
         """
         progress = self._progress
         # The status first: whatever was written before a final state is then read below.
@@ -115,7 +125,8 @@ class RunFollower:
         progress.new_events = [event for event in events if event["t"] >= since]
         self._take_rows(since)
         self._take_anchor()
-        return progress
+        figures, damaged = dict(progress.figures), dict(progress.damaged_checkpoints)
+        return replace(progress, figures=figures, damaged_checkpoints=damaged)  # a later look does not change it
 
     def _take(self, event: Event) -> None:
         progress = self._progress
@@ -149,8 +160,10 @@ class RunFollower:
                 self._anchor_changed_ns, self._progress.anchored = changed_ns, anchor.found if anchor else None
 
     def _take_rows(self, since: float) -> None:
-        rows, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)
-        for row in cast(list[MetricsRow], rows):
+        lines, self._metrics_offset = read_lines_from(self._run_dir.metrics_file, self._metrics_offset)
+        rows = cast(list[MetricsRow], lines)
+        self._progress.new_rows = [row for row in rows if row["t"] >= since]
+        for row in rows:
             if self._recent and self._recent[-1]["attempt"] != row["attempt"]:
                 self._recent.clear()
                 self._progress.slowest = None

@@ -108,7 +108,7 @@ class Compiled(ReportPart):
     """The same without compiling."""
 
 
-class Report(ReportPart, Result):
+class Report(Result, ReportPart):
     """One run. A command has no comparison, and training, ledger and curves if its steps are recorded."""
 
     format_version: int = 1
