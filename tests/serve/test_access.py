@@ -51,6 +51,17 @@ def test_a_viewer_changes_nothing(server: Server) -> None:
     assert "Submit" not in server.ask("/", token=VIEWER).text
 
 
+def test_a_role_in_the_request_lowers_that_of_its_token_and_raises_none(server: Server) -> None:
+    assert server.post("/api/v1/jobs", RUN, token=VIEWER, Trainworks_Role="admin").status == 403
+    for role in ("viewer", "VIEWER", "nobody"):
+        assert server.post("/api/v1/jobs", RUN, Trainworks_Role=role).status == 403
+
+
+def test_a_token_of_a_member_opens_nothing_where_no_team_is(server: Server) -> None:
+    assert server.ask("/api/v1/jobs", token=f"1001.{'x' * 43}").status == 401
+    assert server.ask(f"/?token=1001.{'x' * 43}", token=None).status == 401
+
+
 def test_a_user_whom_the_proxy_names_cannot_submit_as_the_server(server: Server) -> None:
     answer = server.post("/api/v1/jobs", RUN, token=PROXY, X_Forwarded_User="alice")
     assert answer.status == 403
@@ -196,6 +207,9 @@ def test_other_machines_need_an_access_file() -> None:
         ("tokens: {guest: aaaaaaaaaaaaaaaaaaaa}", 0o600, "tokens.guest"),
         ("tokens: {viewer: aaaaaaaaaaaaaaaaaaaa, admin: aaaaaaaaaaaaaaaaaaaa}", 0o600, "two tokens are equal"),
         ("{}", 0o600, "neither"),
+        ("team: {folder: team}", 0o600, "not absolute"),
+        ("team: {folder: /team, members: {ann: root}}", 0o600, "team.members.ann"),
+        ("{team: {folder: /team}, tokens: {submitter: aaaaaaaaaaaaaaaaaaaa}}", 0o600, "only a viewer has a token"),
         ("[", 0o600, "not YAML"),
     ],
 )
@@ -213,6 +227,11 @@ def test_a_port_in_use_is_named() -> None:
         taken.listen()
         with pytest.raises(TrainworksError, match="is in use"):
             command("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_a_server_that_joins_a_team_listens_nowhere_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="in its folder alone"):
+        command("--join", str(tmp_path), "--listen", "127.0.0.1:0")
 
 
 def command(*arguments: str) -> None:
