@@ -35,12 +35,16 @@ def test_the_mesh_creates_no_group_when_a_rank_first_uses_it() -> None:
 @pytest.mark.parametrize(
     ("calls", "home", "alone"),
     [
-        ({"bind"}, "trainworks.host.network", {"trainworks.backends.local.dispatcher_process"}),
+        (
+            {"bind"},
+            "trainworks.host.network",
+            {"trainworks.backends.local.dispatcher_process", "trainworks.serve.team_folder"},
+        ),
         ({"mkdtemp", "TemporaryDirectory"}, "trainworks.files", {"trainworks.backends.slurm.login_side"}),
     ],
     ids=["ports", "temporary folders"],
 )
 def test_one_module_takes_ports_and_one_makes_temporary_folders(calls: set[str], home: str, alone: set[str]) -> None:
-    """`alone`: a datagram socket at a path; a program that imports the standard library alone."""
+    """`alone`: sockets at a path; a program that imports the standard library alone."""
     found = {name for name, tree in modules().items() if called_in(tree) & calls}
     assert found - alone == {home}

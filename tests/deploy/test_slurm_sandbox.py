@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.ports import free_port
+from tests.users import require_root
 from trainworks.deploy.sandbox import slurm
 from trainworks.deploy.sandbox.slurm import SlurmSandbox
 from trainworks.deploy.sandbox.slurm_files import SandboxSize, SlurmPaths, slurm_files
-from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.errors import EnvironmentProblem, PortInUseError, UsageError
+from trainworks.host.network import listen
 
 
 def rendered(size: SandboxSize) -> str:
@@ -55,6 +58,21 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(EnvironmentProblem, match="belongs to another user"):
         SlurmSandbox(tmp_path / "link").up(SandboxSize())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("offset", "daemon"), [(0, "slurmctld"), (11, "slurmd-node2"), (1, "slurmdbd")])
+def test_a_port_that_is_taken_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset: int, daemon: str
+) -> None:
+    require_root()
+    monkeypatch.setattr(slurm, "missing_programs", lambda accounting: [])
+    first = free_port(14)
+    with listen(first + offset), pytest.raises(PortInUseError) as refused:
+        SlurmSandbox(tmp_path).up(SandboxSize(first_port=first, accounting=True))
+    assert refused.value.message == f"cannot start {daemon}: another program listens on port {first + offset}"
+    assert str(refused.value.hint).startswith("choose other ports: `--port ")
+    assert not any(tmp_path.iterdir())
 
 
 def test_on_demand_nodes_cannot_exceed_all_nodes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.users import FIRST_UID
+from trainworks.host.users import this_host
 from trainworks.jobs.job_row import Attempt, JobRow, Placement
 from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.jobs.state import JobState
@@ -18,6 +19,8 @@ from trainworks.record.exit_code import End
 from trainworks.record.run_dir import RunDir
 from trainworks.record.status import RunStatus
 from trainworks.report.jobs import detail_document, list_document
+from trainworks.report.rendering.text import render_text
+from trainworks.system import user_id
 from trainworks.units import Money
 
 
@@ -46,6 +49,14 @@ JOB = JobRow(
     changed_at=900.0,
     version=1,
 )
+
+
+def test_owner_and_submission_are_listed_where_jobs_of_several_users_are() -> None:
+    own, other = replace(JOB, uid=user_id(), host=this_host()), replace(JOB, id=2, uid=user_id() + 1, owner="grace")
+    alone = render_text(list_document([own], now=1000.0), width=200)
+    assert "owner" not in alone and "submitted" not in alone
+    listed = render_text(list_document([own, other], now=1000.0), width=200)
+    assert all(word in listed for word in ("owner", "submitted", "ada", "grace", "1m 40s ago"))
 
 
 def test_a_job_is_listed_though_its_run_directory_is_closed_to_the_reader(run_dir: RunDir, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from tests.serve.conftest import PROXY, VIEWER, Server
 from trainworks.cli.app import app
 from trainworks.errors import ArgumentError, TrainworksError, UsageError
+from trainworks.serve.access import Access, Role, TeamAccess, Visitor
 from trainworks.serve.guard import is_host_of
 
 RUN = {"run_file": "name: x\nrun: 'true'\n"}
@@ -49,6 +50,30 @@ def test_a_viewer_changes_nothing(server: Server) -> None:
     assert server.post("/api/v1/jobs/1/stop", token=VIEWER).status == 403
     assert server.ask("/submit", token=VIEWER).status == 403
     assert "Submit" not in server.ask("/", token=VIEWER).text
+
+
+def test_a_role_in_the_request_lowers_that_of_its_token_and_raises_none(server: Server) -> None:
+    assert server.post("/api/v1/jobs", RUN, token=VIEWER, Trainworks_Role="admin").status == 403
+    for role in ("viewer", "VIEWER", "nobody"):
+        assert server.post("/api/v1/jobs", RUN, Trainworks_Role=role).status == 403
+
+
+def test_a_token_of_a_member_opens_nothing_where_no_team_is(server: Server) -> None:
+    assert server.ask("/api/v1/jobs", token=f"1001.{'x' * 43}").status == 401
+    assert server.ask(f"/?token=1001.{'x' * 43}", token=None).status == 401
+
+
+def test_beside_a_team_the_users_of_a_proxy_read_until_they_sign_in_to_a_server_of_their_own(tmp_path: Path) -> None:
+    proxy = {"token": PROXY, "admins": ["alice"]}
+    access = Access.model_validate({"team": {"folder": str(tmp_path)}, "proxy": proxy})
+    assert access.visitor(PROXY, "alice") == Visitor(Role.VIEWER, "alice")
+
+
+def test_users_who_are_not_listed_and_root_are_not_members() -> None:
+    team = TeamAccess.model_validate({"folder": "/team", "members": {7: "admin", "8": "viewer"}})
+    assert [team.role_of(uid) for uid in (7, 8, 9, 0)] == [Role.ADMIN, Role.VIEWER, None, None]
+    everyone = TeamAccess(folder=Path("/team"))
+    assert [everyone.role_of(uid) for uid in (9, 0)] == [Role.SUBMITTER, None]
 
 
 def test_a_user_whom_the_proxy_names_cannot_submit_as_the_server(server: Server) -> None:
@@ -196,6 +221,9 @@ def test_other_machines_need_an_access_file() -> None:
         ("tokens: {guest: aaaaaaaaaaaaaaaaaaaa}", 0o600, "tokens.guest"),
         ("tokens: {viewer: aaaaaaaaaaaaaaaaaaaa, admin: aaaaaaaaaaaaaaaaaaaa}", 0o600, "two tokens are equal"),
         ("{}", 0o600, "neither"),
+        ("team: {folder: team}", 0o600, "not absolute"),
+        ("team: {folder: /team, members: {ann: root}}", 0o600, "team.members.ann"),
+        ("{team: {folder: /team}, tokens: {submitter: aaaaaaaaaaaaaaaaaaaa}}", 0o600, "only a viewer has a token"),
         ("[", 0o600, "not YAML"),
     ],
 )
@@ -213,6 +241,11 @@ def test_a_port_in_use_is_named() -> None:
         taken.listen()
         with pytest.raises(TrainworksError, match="is in use"):
             command("--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_a_server_that_joins_a_team_listens_nowhere_else(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="in its folder alone"):
+        command("--join", str(tmp_path), "--listen", "127.0.0.1:0")
 
 
 def command(*arguments: str) -> None:

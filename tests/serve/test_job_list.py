@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.report.conftest import RunWriter, make_plan
-from tests.serve.conftest import ACCESS, VIEWER
+from tests.serve.conftest import ACCESS, ADMIN, VIEWER
 from trainworks.jobs.job_spec import JobSpec, NodeResources
 from trainworks.jobs.store import open_store
 from trainworks.serve.app import create_app
@@ -39,7 +39,9 @@ def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
 
 def runs_on(page: str) -> list[str]:
     """The names of the listed runs, in order."""
-    return [html.unescape(name).removesuffix("-1") for name in re.findall(r'name="run" value="(.*?)"', page)]
+    return [
+        html.unescape(name).removesuffix("-1") for name in re.findall(r'name="run" .*? aria-label="Choose (.*?)"', page)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,30 @@ def test_the_name_of_a_run_is_text_everywhere(client: TestClient) -> None:
     page = client.get("/").text
     assert "<script>alert" not in page
     assert 'aria-label="Choose &#34;&gt;&lt;script&gt;alert(1)&lt;/script&gt;-1"' in page
+
+
+def test_a_job_is_chosen_by_its_number(client: TestClient) -> None:
+    chosen = re.findall(r'name="run" value="(.*?)" form="chosen"', client.get("/?order=job").text)
+    assert chosen == ["1", "2", "3", "4"], "two users may have runs of one id"
+
+
+def test_chosen_jobs_are_stopped_once_they_are_confirmed_each_with_its_result(client: TestClient) -> None:
+    assert "Stop them" not in client.get("/").text, "a viewer"
+    assert client.get("/change?change=stop&run=1").status_code == 403
+    client.headers["Authorization"] = f"Bearer {ADMIN}"
+    assert "Stop them" in client.get("/").text
+    page = client.get("/change?change=stop&run=1&run=4&run=1").text
+    assert '<form class="line" method="post" action="/change?change=stop&amp;run=1&amp;run=4">' in page
+    assert "<button>Stop 2 runs</button>" in page and "2025-10-09 08:53" in page and "<script>alert" not in page
+    done = client.post("/change?change=stop&run=1&run=4&run=77")
+    assert done.status_code == 200 and "0 of 3 runs asked to stop" in done.text
+    assert done.text.count('<span class="is-bad">') == 3 and "no run `77`" in done.text
+
+
+def test_only_stop_and_resume_change_several_jobs(client: TestClient) -> None:
+    client.headers["Authorization"] = f"Bearer {ADMIN}"
+    assert client.get("/change?change=delete&run=1").status_code == 422
+    assert "tick runs" in client.get("/change?change=resume").text
 
 
 def test_what_runs_now_is_a_card_with_its_progress(client: TestClient, tmp_path: Path) -> None:

@@ -254,6 +254,20 @@ def test_a_job_is_stopped_and_resumed(server: Server) -> None:
     wait_for_the_end(run)
 
 
+def test_several_jobs_are_stopped_and_resumed_each_with_its_result(server: Server) -> None:
+    text = json.dumps({"name": "several", "run": "sleep 300", "resources": {"cpus": 0.1}})
+    runs = [server.post("/api/v1/jobs", {"run_file": text}).json["run"] for _ in range(2)]
+    stopped = server.post("/api/v1/jobs/stop", {"jobs": [*runs, "nowhere-1", runs[0]], "at_once": True}).json
+    assert [(one["job"], one["run"]) for one in stopped] == [*zip(runs, runs, strict=True), ("nowhere-1", None)]
+    assert "no run `nowhere-1`" in stopped[2]["problem"]
+    assert [str(trainworks.find_run(run).wait()) for run in runs] == ["STOPPED"] * 2
+    resumed = server.post("/api/v1/jobs/resume", {"jobs": runs}).json
+    assert [one["run"] for one in resumed] == runs
+    server.post("/api/v1/jobs/stop", {"jobs": runs, "at_once": True})
+    for run in runs:
+        wait_for_the_end(run)
+
+
 def test_a_form_submits_and_names_what_is_wrong(server: Server) -> None:
     wrong = server.ask("/submit", method="POST", body="text=name%3A+x%0Arunn%3A+true", token=ADMIN)
     assert wrong.status == 422

@@ -101,6 +101,15 @@ def reserve(address: str = LOOPBACK, port: int = 0) -> socket.socket:
     return bound
 
 
+def is_free(port: int) -> bool:
+    """Whether a program can listen on a port at every address of this machine."""
+    try:
+        listening_socket("0.0.0.0", port).close()  # noqa: S104, for a moment
+    except OSError:
+        return False
+    return True
+
+
 def greeting(address: str, port: int, *, timeout_s: float = 2.0, most_bytes: int = 256) -> bytes:
     """First bytes that a server sends by itself; empty if it does not answer."""
     try:

@@ -55,7 +55,7 @@ def list_document(
     arrays: _StatesOfArrays = MappingProxyType({}),
     costs: Mapping[int, Money] = MappingProxyType({}),
 ) -> Document:
-    """A row per job; with an owner if jobs of several users or machines are listed, and a team or cost where known.
+    """A row per job; with owner and submission if jobs of several users or machines are listed; team or cost if known.
 
     `address` is that of a run's page, with `{}` for the number of its job; without links by default. `arrays` counts
     the jobs by state of each array whose jobs share the line of the one that is listed. `costs` are so far, of
@@ -64,8 +64,9 @@ def list_document(
     of_several = any(job.uid != user_id() or _is_elsewhere(job) for job in jobs)
     teams = [job.team for job in jobs]
     owners = [owner_text(job) for job in jobs]
+    submitted = [f"{format_duration(max(0.0, now - job.submitted_at))} ago" for job in jobs]
     more = {
-        **({"owner": owners} if of_several else {}),
+        **({"owner": owners, "submitted": submitted} if of_several else {}),
         **({"team": teams} if any(teams) else {}),
         **({"cost so far": [costs[job.id].text if job.id in costs else "" for job in jobs]} if costs else {}),
     }

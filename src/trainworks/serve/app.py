@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,8 @@ from trainworks.serve.rest import json_of_problem, rest
 from trainworks.serve.run_pages import run_pages
 from trainworks.serve.site import Site
 from trainworks.serve.streams import LOOK_EVERY_S, LiveStreams, TooManyStreamsError
+from trainworks.serve.team import MemberServers
+from trainworks.serve.team_folder import TeamFolder
 
 _STATUS: dict[type[errors.TrainworksError], int] = {
     errors.UnknownRunError: 404,
@@ -55,7 +58,8 @@ def create_app(
         redirect_slashes=False,
     )
     streams = LiveStreams(most_streams)
-    for router in (rest(site), assets(), pages(site), run_pages(site)):
+    join = TeamFolder(access.team.folder).command if access.team else ""
+    for router in (rest(site), assets(), pages(site, join), run_pages(site)):
         app.include_router(router)
     app.add_exception_handler(TooManyStreamsError, _answer_to_too_many)
     app.add_exception_handler(errors.TrainworksError, _answer_to_problem)
@@ -67,7 +71,8 @@ def create_app(
         cookie=f"trainworks-{port}",
         is_encrypted=is_encrypted,
         hosts={*hosts, *access.hosts},
-        refuse=_refuse,
+        refuse=partial(_refuse, join),
+        team=MemberServers(access.team, _answer_to) if access.team else None,
     )
 
     @app.get("/live", include_in_schema=False)
@@ -105,10 +110,13 @@ def _answer(request: Request, problem: errors.TrainworksError, status: int) -> R
     return problem_page(problem, status, getattr(request.state, "visitor", None))
 
 
+def _answer_to(request: Request, problem: errors.TrainworksError) -> Response:
+    return _answer(request, problem, next(status for kind, status in _STATUS.items() if isinstance(problem, kind)))
+
+
 async def _answer_to_problem(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, errors.TrainworksError)
-    status = next(status for kind, status in _STATUS.items() if isinstance(problem, kind))
-    return _answer(request, problem, status)
+    return _answer_to(request, problem)
 
 
 async def _answer_to_too_many(request: Request, problem: Exception) -> Response:
@@ -130,10 +138,10 @@ async def _answer_to_unknown(request: Request, error: Exception) -> Response:
     return _answer(request, errors.UsageError(str(error.detail)), error.status_code)
 
 
-def _refuse(request: Request) -> Response:
+def _refuse(join: str, request: Request) -> Response:
     if _wants_json(request):
         return json_of_problem(errors.UsageError("the token is missing or wrong"), 401)
-    return sign_in_page()
+    return sign_in_page(join)
 
 
 def serve_forever(app: FastAPI, listening: socket.socket, *, certificate: Path | None, key: Path | None) -> None:

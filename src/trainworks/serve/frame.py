@@ -33,9 +33,9 @@ def problem_page(problem: TrainworksError, status: int, visitor: Visitor | None)
     return HTMLResponse(render(document, "site.html", visitor), status)
 
 
-def sign_in_page(status: int = 401) -> Response:
-    """The form for a token."""
-    return HTMLResponse(render(Document("Sign in", "trainworks", []), "sign_in.html", None), status)
+def sign_in_page(join: str, status: int = 401) -> Response:
+    """The form for a token; `join` is the command with which a member of a shared page gets one, empty elsewhere."""
+    return HTMLResponse(render(Document("Sign in", "trainworks", []), "sign_in.html", None, join=join), status)
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -15,13 +15,12 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainworks.serve.access import Access, Visitor
+from trainworks.serve.team import ROLE_HEADER, MemberServers, content_policy
 
 MOST_BODY_BYTES = 1 << 20
 _READS = ("GET", "HEAD", "OPTIONS")
 _ASSETS = "/static/"
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -38,7 +37,7 @@ class RequestGuard:
     `cookie` is the name of the one with the token; ports of a host share cookies, so it has the port in it.
     `is_encrypted`: browsers connect by TLS. `hosts` are the names by which browsers may reach the server, besides
     `localhost` and every address: a page of another site whose name was pointed at this machine has another name.
-    `refuse` makes the answer to a request without a valid token.
+    `refuse` makes the answer to a request without a valid token. `team` answers the requests of members.
     """
 
     def __init__(
@@ -50,6 +49,7 @@ class RequestGuard:
         is_encrypted: bool,
         hosts: Collection[str],
         refuse: Callable[[Request], Response],
+        team: MemberServers | None = None,
     ) -> None:
         self._app = app
         self._access = access
@@ -57,6 +57,7 @@ class RequestGuard:
         self._is_encrypted = is_encrypted
         self._hosts = {"localhost", *(name.lower() for name in hosts)}
         self._refuse = refuse
+        self._team = team
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or refuse one request."""
@@ -64,15 +65,17 @@ class RequestGuard:
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        send = _with_headers(send)
-        refusal = await self._refusal(scope, receive)
+        host = Headers(scope=scope).get("host", "") if self._team is not None else None
+        send = _with_headers(send, {**_HEADERS, "Content-Security-Policy": content_policy(host)})
+        receive = _limited(receive)
         try:
-            await (refusal or self._app)(scope, _limited(receive), send)
+            answering = self._refusal(scope) or await self._answering(Request(scope, receive))
+            await answering(scope, receive, send)
         except _TooLargeError:
             await PlainTextResponse("the request is too large\n", 413)(scope, receive, send)
 
-    async def _refusal(self, scope: Scope, receive: Receive) -> Response | None:
-        request, headers = Request(scope, receive), Headers(scope=scope)
+    def _refusal(self, scope: Scope) -> Response | None:
+        headers = Headers(scope=scope)
         if not is_host_of(headers, self._hosts):
             known = ", ".join(sorted(self._hosts))
             text = f"this server is not the host of the request: it is {known}, or an address\n"
@@ -80,32 +83,49 @@ class RequestGuard:
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > MOST_BODY_BYTES:
             return PlainTextResponse("the request is too large\n", 413)
-        if request.method not in _READS and not is_same_origin(headers):
+        if scope["method"] not in _READS and not is_same_origin(headers):
             return PlainTextResponse("the request comes from a page of another site\n", 403)
-        path = scope["path"]
-        if path == "/login" or (path.startswith(_ASSETS) and request.method in _READS):
-            return await self._sign_in(request) if request.method == "POST" else None
-        visitor = self._visitor(headers)
-        scope.setdefault("state", {})["visitor"] = visitor
-        if "token" in request.query_params and request.method == "GET":
-            return self._signed_in(request, request.query_params["token"])
-        return None if visitor is not None else self._refuse(request)
+        return None
 
-    def _visitor(self, headers: Headers) -> Visitor | None:
-        kind, _, token = headers.get("authorization", "").partition(" ")
-        if kind.lower() != "bearer":
-            token = _cookies(headers).get(self._cookie, "")
+    async def _answering(self, request: Request) -> ASGIApp:
+        """What answers a request: the application, a member's server, a redirect or a refusal."""
+        path = request.scope["path"]
+        if path == "/login":
+            return await self._sign_in(request) if request.method == "POST" else self._app
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        bearer = token.strip() if kind.lower() == "bearer" else ""
+        cookie = _cookies(request.headers).get(self._cookie, "").strip()
+        if path.startswith(_ASSETS) and request.method in _READS:
+            return self._app
+        is_signing_in = "token" in request.query_params and request.method == "GET"
+        if self._team is not None and not is_signing_in and (member := self._team.member((cookie, bearer))):
+            return self._team.passing_on(member)
+        visitor = self._visitor(request.headers, bearer or cookie)
+        request.state.visitor = visitor
+        if is_signing_in:
+            return self._signed_in(request, request.query_params["token"])
+        return self._app if visitor is not None else self._refuse(request)
+
+    def _visitor(self, headers: Headers, token: str) -> Visitor | None:
         proxy = self._access.proxy
         users = headers.getlist(proxy.header) if proxy else []
-        return self._access.visitor(token.strip(), users[0] if len(users) == 1 else None)
+        visitor = self._access.visitor(token, users[0] if len(users) == 1 else None)
+        return visitor.at_most(headers.getlist(ROLE_HEADER)) if visitor else None
 
     async def _sign_in(self, request: Request) -> Response:
         fields = dict(parse_qsl((await request.body()).decode("utf-8", "replace")))
         return self._signed_in(request, fields.get("token", "").strip())
 
     def _signed_in(self, request: Request, token: str) -> Response:
-        """Keep a valid token in a cookie, and take it out of the address, which browsers remember and show."""
-        if self._access.visitor(token, None) is None:
+        """Keep a valid token in a cookie, and take it out of the address, which browsers remember and show.
+
+        That of a member is checked by the member's server. A page of another site cannot sign its reader in to a shared
+        page, as a member of its choice.
+        """
+        is_of_member = self._team is not None and self._team.member([token]) is not None
+        if not is_of_member and self._access.visitor(token, None) is None:
+            return self._refuse(request)
+        if self._team is not None and not is_same_origin(request.headers):
             return self._refuse(request)
         rest = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
         path = "/" if request.url.path == "/login" else quote("/" + request.url.path.lstrip("/"))
@@ -170,11 +190,11 @@ def _limited(receive: Receive) -> Receive:
     return limited
 
 
-def _with_headers(send: Send) -> Callable[[Message], Awaitable[None]]:
+def _with_headers(send: Send, added: Mapping[str, str]) -> Callable[[Message], Awaitable[None]]:
     async def answer(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
+            for name, value in added.items():
                 headers.setdefault(name, value)
             headers.setdefault("Cache-Control", "no-store")
         await send(message)

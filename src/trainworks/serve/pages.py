@@ -76,8 +76,8 @@ ORDER_TITLES = {
 """Orders that the form offers; the headings of the list have the others."""
 
 
-def pages(site: Site) -> APIRouter:
-    """All pages except those of runs; none of them is part of the API's description."""
+def pages(site: Site, join: str) -> APIRouter:
+    """All pages except those of runs; none of them is part of the API's description. `join`: see `sign_in_page`."""
     router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     _job_pages(router, site)
     _form_pages(router, site)
@@ -101,7 +101,7 @@ def pages(site: Site) -> APIRouter:
 
     @router.get("/login")
     def login_page() -> Response:
-        return sign_in_page(200)
+        return sign_in_page(join, 200)
 
     return router
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Path, Query, Response
 from fastapi.responses import JSONResponse
+from pydantic import Field
 from pydantic_core import to_json
 
 from trainworks.api.jobs import Attempt, JobRow
@@ -22,9 +23,10 @@ from trainworks.report.job_costs import HeldTime
 from trainworks.report.runs.run_comparison import RunComparison
 from trainworks.report.runs.summary import Report
 from trainworks.serve.guard import VisitorOf
-from trainworks.serve.site import MachineState, Site
+from trainworks.serve.site import MOST_CHANGES, ChangeResult, MachineState, Site
 
 Name = Annotated[str, Path(min_length=1, max_length=200, description="Number of a job, or id of its run.")]
+Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=200)]], Body(embed=True, max_length=MOST_CHANGES)]
 Whole = Annotated[int | None, Query(ge=1, le=2**53)]
 
 
@@ -127,6 +129,16 @@ def _job_routes(router: APIRouter, site: Site) -> None:
     ) -> SubmittedRun:
         """Ask a run to stop; a workload saves a checkpoint first."""
         return SubmittedRun(site.stop(visitor, name, at_once=at_once).id)
+
+    @router.post("/jobs/stop", tags=["jobs"])
+    def stop_jobs(visitor: VisitorOf, jobs: Names, at_once: Annotated[bool, Body()] = False) -> list[ChangeResult]:
+        """Stop several runs, by number of their job or id; with a result for each."""
+        return site.change_all(visitor, "stop", jobs, at_once=at_once)
+
+    @router.post("/jobs/resume", tags=["jobs"])
+    def resume_jobs(visitor: VisitorOf, jobs: Names) -> list[ChangeResult]:
+        """Queue several runs again that have ended; with a result for each."""
+        return site.change_all(visitor, "resume", jobs)
 
     @router.post("/jobs/{name}/resume", tags=["jobs"], status_code=202)
     def resume_job(visitor: VisitorOf, name: Name) -> SubmittedRun:

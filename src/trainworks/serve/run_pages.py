@@ -10,21 +10,25 @@ from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import StringConstraints
 
 from trainworks.api.observing.logs import LEVELS, last_lines, log_sizes
 from trainworks.api.observing.run_views import RunView
 from trainworks.api.observing.why import diagnosis_of
 from trainworks.errors import UnknownRunError, UsageError, suggest
 from trainworks.report import jobs as jobs_view
+from trainworks.report.pages import job_list
 from trainworks.report.pages.overlay import METRICS, overlay_document, overlay_section
 from trainworks.report.pages.run_tabs import MORE_METRICS, TABS, LogLink, RunPage, Tab, log_document
 from trainworks.report.rendering.document import Block, Cell, Document, Section, Styled, Table, Text, left
 from trainworks.report.rendering.renderer import build_document
-from trainworks.serve.access import Visitor
+from trainworks.serve.access import Role, Visitor
 from trainworks.serve.frame import render
 from trainworks.serve.guard import VisitorOf
-from trainworks.serve.site import Site
+from trainworks.serve.site import MOST_CHANGES, Change, Site, check_role
 
+Chosen = Annotated[Sequence[Annotated[str, StringConstraints(max_length=200)]], Query(max_length=MOST_CHANGES)]
+"""Runs that were ticked in the list of jobs."""
 _MOST_RUNS = 50
 """Runs over each other, of the 64 that the server keeps in memory."""
 _BEST_TRIALS = 10
@@ -63,9 +67,27 @@ def run_pages(site: Site) -> APIRouter:
         actions[action](visitor, name)
         return RedirectResponse(f"/runs/{name}", 303)
 
+    _change_pages(router, site)
     _tab_pages(router, site)
     _overlay_pages(router, site)
     return router
+
+
+def _change_pages(router: APIRouter, site: Site) -> None:
+    @router.get("/change")
+    def confirm(visitor: VisitorOf, change: Change, run: Chosen = ()) -> str:
+        check_role(visitor, Role.SUBMITTER)
+        views = [(name, site.view(name)) for name in dict.fromkeys(run)]
+        chosen = [(name, view.job.row if view.job else view.report().state) for name, view in views]
+        document = job_list.chosen_jobs(change, chosen)
+        query = urlencode([("change", change), *(("run", name) for name, _ in views)])
+        return render(document, "change.html", visitor, query=query, chosen=views)
+
+    @router.post("/change")
+    def change_all(visitor: VisitorOf, change: Change, run: Chosen = ()) -> str:
+        results = site.change_all(visitor, change, run)
+        shown = [(one.job, one.run, ". ".join(filter(None, (one.problem, one.hint)))) for one in results]
+        return render(job_list.changed_jobs(change, shown), "site.html", visitor)
 
 
 def _tab_pages(router: APIRouter, site: Site) -> None:

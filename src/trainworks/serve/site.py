@@ -7,8 +7,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 from trainworks.api.jobs import current_user
 from trainworks.api.nodes import NodeStatus, clusters_here, nodes
@@ -20,7 +21,7 @@ from trainworks.api.run_handle import Run
 from trainworks.api.run_request import read_run_file
 from trainworks.api.runs import prepare_resume, submit
 from trainworks.api.sweeping.read_sweep import SweepResult, read_sweep, sweep_names
-from trainworks.errors import NotOwnerError, UsageError
+from trainworks.errors import NotOwnerError, TrainworksError, UsageError
 from trainworks.report.pages.overlay import OverlaidRun
 from trainworks.report.runs.run_comparison import settings_of
 from trainworks.serve.access import Role, Visitor
@@ -68,6 +69,25 @@ class _Answer:
         self.stamp: tuple[object, ...] | None = None
         self.made_at = float("-inf")
         self.value: object = None
+
+
+Change = Literal["stop", "resume"]
+
+MOST_CHANGES = 500
+"""Runs that one request changes; a page of the list has 50."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeResult:
+    """What became of one of several runs that were to be stopped or resumed."""
+
+    job: str
+    """The run, or the number of its job, in the words of the request."""
+    run: str | None
+    """Its run, if it was changed."""
+    problem: str | None = None
+    """Why it was not."""
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,10 +211,7 @@ class Site:
         """
         check_role(visitor, Role.SUBMITTER)
         run = self.views.view(name).run
-        if visitor.role < Role.ADMIN:
-            job = run.job
-            if visitor.user is not None and visitor.user != (job.row.owner if job else current_user()):
-                raise NotOwnerError(f"run {run.id} does not belong to {visitor.user}")
+        _check_may_change(visitor, run)
         run.stop(at_once=at_once)
         return run
 
@@ -207,9 +224,37 @@ class Site:
         """
         check_role(visitor, Role.SUBMITTER)
         _check_is_server_user(visitor, "resume")
-        launch = prepare_resume(self.views.view(name).run, background=True)
+        run = self.views.view(name).run
+        _check_may_change(visitor, run)
+        launch = prepare_resume(run, background=True)
         launch.start()
         return launch.run
+
+    def change_all(
+        self, visitor: Visitor, change: Change, names: Sequence[str], *, at_once: bool = False
+    ) -> list[ChangeResult]:
+        """Stop or resume several runs, one after the other; one that cannot be changed keeps none of the others.
+
+        Raises:
+            NotOwnerError: the visitor may change none.
+        """
+        check_role(visitor, Role.SUBMITTER)
+        changed = partial(self.stop, at_once=at_once) if change == "stop" else self.resume
+        results = []
+        for name in dict.fromkeys(names):
+            try:
+                results.append(ChangeResult(name, changed(visitor, name).id))
+            except TrainworksError as problem:
+                results.append(ChangeResult(name, None, problem.message, problem.hint))
+        return results
+
+
+def _check_may_change(visitor: Visitor, run: Run) -> None:
+    """Let visitors below an administrator change their own runs alone: of the user of the server, if none is named."""
+    job = run.job
+    user = visitor.user or current_user()
+    if visitor.role < Role.ADMIN and user != (job.row.owner if job else current_user()):
+        raise NotOwnerError(f"run {run.id} does not belong to {user}")
 
 
 def check_role(visitor: Visitor, role: Role) -> None:

@@ -310,6 +310,13 @@ def test_an_edit_that_slurm_refuses_says_who_may() -> None:
     assert "operator" in str(refused.value.hint)
 
 
+def test_a_stop_that_slurm_refuses_says_who_may() -> None:
+    denied = Output(1, "", "scancel: error: Kill job error on job id 1: Access/permission denied\n")
+    with pytest.raises(SlurmRefusedError, match="permission denied") as refused:
+        backend_of(FakeSlurm(scancel=denied)).stop("1")
+    assert refused.value.hint == "ask the owner of the job, or an operator of Slurm"
+
+
 def test_a_stop_cancels_what_waits_and_asks_what_runs() -> None:
     fake = FakeSlurm()
     backend_of(fake).stop("1")

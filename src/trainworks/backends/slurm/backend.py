@@ -275,6 +275,9 @@ class SlurmBackend(Backend):
         try:
             self._client.call("scancel", *arguments)
         except SlurmRefusedError as refused:
+            if "permission denied" in refused.message:
+                hint = "ask the owner of the job, or an operator of Slurm"
+                raise SlurmRefusedError(refused.message, hint=hint) from None
             if not _GONE.search(refused.message):
                 raise
 

@@ -21,9 +21,10 @@ from pathlib import Path
 import psutil
 
 from trainworks.deploy.sandbox.slurm_files import CLUSTER, SandboxSize, SlurmPaths, fixed_nodes, node_names, slurm_files
-from trainworks.errors import EnvironmentProblem, UsageError
+from trainworks.errors import EnvironmentProblem, PortInUseError, UsageError
 from trainworks.host import process
 from trainworks.host.clock import Clock, SystemClock
+from trainworks.host.network import is_free
 from trainworks.system import check_linux
 
 _PACKAGES = ("munge", "slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins")
@@ -119,6 +120,7 @@ class SlurmSandbox:
 
         Raises:
             EnvironmentProblem: the user is not root, Slurm is missing, or a daemon does not start.
+            PortInUseError: another program listens on the port of a daemon; nothing was started.
         """
         if size.cloud > size.nodes:
             raise UsageError(
@@ -139,11 +141,26 @@ class SlurmSandbox:
             self.start_node(name)
         self._wait(self._all_idle, "every node idle", "slurmctld")
 
+    def _check_ports(self, size: SandboxSize) -> None:
+        programs, ports = dict(self._all(size)), size.ports()
+        for name, port in ports.items():
+            if daemon_pid(self.paths.pid_file(name), programs[name]) is not None or is_free(port):
+                continue
+            width = max(ports.values()) - size.first_port + 1
+            others = range(size.first_port + 100, 65_536 - width, 100)
+            free = next((first for first in others if all(map(is_free, range(first, first + width)))), None)
+            raise PortInUseError(
+                f"cannot start {name}: another program listens on port {port}",
+                place="--port",
+                hint=f"choose other ports: `--port {free}`" if free else f"see which one: ss -ltnp 'sport = :{port}'",
+            )
+
     def _write_files(self, size: SandboxSize) -> None:
         folder = self.paths.folder
         folder.mkdir(parents=True, exist_ok=True)
         if folder.is_symlink() or folder.stat().st_uid != os.geteuid():  # any user can create a name in /tmp
             raise EnvironmentProblem(f"`{folder}` belongs to another user", hint="choose another `--folder`")
+        self._check_ports(size)
         for name in ("etc", "run", "log", "state", "spool", "gpu", "munge", "sql"):
             (folder / name).mkdir(exist_ok=True)
         folder.chmod(0o755)
@@ -243,7 +260,9 @@ class SlurmSandbox:
 
     def status(self) -> dict[str, bool]:
         """Names of all daemons, and whether each runs."""
-        return {name: daemon_pid(self.paths.pid_file(name), program) is not None for name, program in self._all()}
+        return {
+            name: daemon_pid(self.paths.pid_file(name), program) is not None for name, program in self._all(self.size)
+        }
 
     def down(self) -> None:
         """Stop all jobs and daemons; their files remain."""
@@ -251,7 +270,7 @@ class SlurmSandbox:
             self._run("scancel", "--user=root")
             self._run("scancel", "--user=root", "--signal=KILL", "--full")
             self._wait_for_jobs()
-        for name, program in self._all():
+        for name, program in self._all(self.size):
             end_daemon(self.paths.pid_file(name), program, self._clock)
         kill_daemons(one.pid for one in process.processes_with(self._mark()))
 
@@ -261,10 +280,11 @@ class SlurmSandbox:
             self.down()
             shutil.rmtree(self.paths.folder)
 
-    def _all(self) -> list[tuple[str, str]]:
+    @staticmethod
+    def _all(size: SandboxSize) -> list[tuple[str, str]]:
         """Name and program of every daemon, in the order in which they are stopped."""
-        nodes = [(f"slurmd-{name}", "slurmd") for name in node_names(self.size)]
-        database = [("slurmdbd", "slurmdbd"), ("mariadb", "mariadbd")] if self.size.accounting else []
+        nodes = [(f"slurmd-{name}", "slurmd") for name in node_names(size)]
+        database = [("slurmdbd", "slurmdbd"), ("mariadb", "mariadbd")] if size.accounting else []
         return [*nodes, ("slurmctld", "slurmctld"), *database, ("munged", "munged")]
 
     def _wait_for_jobs(self) -> None:

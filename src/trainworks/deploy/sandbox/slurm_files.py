@@ -48,6 +48,12 @@ class SandboxSize:
         """Port of MariaDB."""
         return self.first_port + _MARIADB
 
+    def ports(self) -> dict[str, int]:
+        """Port of each daemon that listens, by the name of its pid file."""
+        database = {"slurmdbd": self.first_port + _SLURMDBD, "mariadb": self.database_port} if self.accounting else {}
+        nodes = {f"slurmd-{name}": self.first_port + _SLURMD + index for index, name in enumerate(node_names(self))}
+        return {"slurmctld": self.first_port + _SLURMCTLD} | database | nodes
+
 
 @dataclass(frozen=True, slots=True)
 class SlurmPaths:

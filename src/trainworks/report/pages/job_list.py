@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.stored_jobs import ORDERS
+from trainworks.queueing.reasons import count_of
 from trainworks.report.jobs import job_cells, owner_text
 from trainworks.report.overview import LiveRun
 from trainworks.report.pages.run_tabs import date_text
-from trainworks.report.rendering.document import Cell, Column, Document, Section, Style, Styled, Table
+from trainworks.report.rendering.document import Cell, Column, Document, Section, Style, Styled, Table, left
 from trainworks.units import format_count, format_duration
 
 COLUMNS: Mapping[str, str] = {
@@ -47,7 +48,7 @@ def jobs_page(
     in_order: Callable[[str], str],
     address: str = "/runs/{}",
 ) -> Document:
-    """A row per job, each with a checkbox that chooses its run.
+    """A row per job, each with a checkbox that chooses it, by its number: the runs of two users may have one id.
 
     Args:
         jobs: in the order to show them.
@@ -74,7 +75,9 @@ def jobs_page(
         cells = _cells(job, now, address)
         row = [cells[name] for name in columns]
         first = row[0] if isinstance(row[0], Styled) else Styled(row[0])
-        rows.append([Styled(first.text, first.style, href=first.href, choice=job.run_id), *row[1:]])
+        rows.append(
+            [Styled(first.text, first.style, href=first.href, choice=str(job.id), choice_name=job.run_id), *row[1:]]
+        )
     return Document("Jobs", "jobs", [Section("", [Table(headings, rows)] if rows else [])])
 
 
@@ -88,6 +91,43 @@ def _cells(job: JobRow, now: float, address: str) -> Mapping[str, Cell]:
         "team": job.team,
         **{name: "" if at is None else date_text(at)[:-3] for name, at in times.items()},
     }
+
+
+def chosen_jobs(change: str, runs: Sequence[tuple[str, JobRow | str]], address: str = "/runs/{}") -> Document:
+    """What would be stopped or resumed: a row per job, or per run that is in no queue.
+
+    Args:
+        change: `stop` or `resume`.
+        runs: each as it was chosen, with its job; with its state where it has none.
+        address: that of a run's page, with `{}` for its name.
+    """
+    rows: list[list[Cell]] = []
+    for name, job in runs:
+        if isinstance(job, str):
+            rows.append(["", Styled(name, href=address.format(name)), job, "", ""])
+            continue
+        submitted = date_text(job.submitted_at)[:-3]
+        run = Styled(job.run_id, href=address.format(job.id))
+        rows.append([str(job.id), run, str(job.state), owner_text(job), submitted])
+    table = Table(left("job", "run", "state", "owner", "submitted (UTC)", wrap=True), rows)
+    return Document(f"{change.capitalize()} {count_of(len(rows), 'run')}?", "change", [Section("", [table])])
+
+
+def changed_jobs(change: str, results: Sequence[tuple[str, str | None, str]], address: str = "/runs/{}") -> Document:
+    """What became of each run that was to be stopped or resumed: its name, its run if it was changed, else why not."""
+    done = {"stop": "asked to stop", "resume": "in its queue again"}[change]
+    rows: list[list[Cell]] = [
+        [
+            Styled(run or name, href=address.format(name)),
+            Styled(done, "good") if run else Styled(problem, "bad"),
+        ]
+        for name, run, problem in results
+    ]
+    num_done = sum(run is not None for _, run, _ in results)
+    about = f"{num_done} of {count_of(len(rows), 'run')} {done}"
+    return Document(
+        change.capitalize(), "change", [Section("", [Table(left("run", "result", wrap=True), rows)])], about=about
+    )
 
 
 @dataclass(frozen=True, slots=True)

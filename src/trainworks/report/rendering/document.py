@@ -35,6 +35,8 @@ class Styled:
     """Address that the text links to on a page."""
     choice: str = ""
     """Value of a checkbox before the text, on a page that has the form `chosen`."""
+    choice_name: str = ""
+    """What the checkbox chooses, for readers who do not see it."""
 
 
 Cell = str | Styled
