@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,10 +51,12 @@ class Desk:
         where = f"{name}, {self.size}, {self.scheme}"
         shoot(self.page, f"{self.size}-{self.scheme}-{name}")
         found = Axe().run(self.page).response["violations"]
-        nodes = [
-            f"{rule['id']} at {node['target']}: {node['failureSummary']}" for rule in found for node in rule["nodes"]
+        findings = [
+            f"{rule['id']} at {' '.join(node['target'])}: {node['failureSummary']}"
+            for rule in found
+            for node in rule["nodes"]
         ]
-        assert nodes == [], where
+        assert findings == [], "\n".join([where, *findings])
         assert self.page.evaluate("document.documentElement.scrollWidth") <= SIZES[self.size]["width"], where
         assert self.page.evaluate(BROKEN_WORDS) == [], where
         is_dark = self.page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
@@ -67,18 +68,13 @@ class Desk:
 def sit_down(chromium: Any, port: int, *, size: str = "desktop", scheme: str = "light") -> Desk:
     """A new window of that size and colour scheme, without a cookie."""
     page = chromium.new_context(viewport=SIZES[size], color_scheme=scheme).new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(60_000)
     desk = Desk(page, f"http://127.0.0.1:{port}", size, scheme)
     page.on("console", lambda message: desk.problems.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: desk.problems.append(str(error)))
     page.on("response", lambda answer: desk.problems.append(answer.url) if answer.status >= 400 else None)
     page.on("requestfailed", lambda request: desk.problems.extend(_failure(request)))
     return desk
-
-
-def _findings(rule: Mapping[str, Any]) -> list[str]:
-    """One line for each element that breaks a rule of axe-core."""
-    return [f"{rule['id']} at {' '.join(node['target'])}: {node['failureSummary']}" for node in rule["nodes"]]
 
 
 def _failure(request: Any) -> list[str]:
