@@ -16,6 +16,7 @@ import pytest
 import uvicorn
 
 from tests.report.conftest import RunWriter, make_plan
+from tests.serve.browser import CHROMIUM
 from trainworks.record.step_time import ExpectedStep
 from trainworks.serve.access import Access
 from trainworks.serve.app import create_app
@@ -129,3 +130,14 @@ def trained(server: Server) -> str:
     writer.wait(1).fail(message="<b>SIGKILL</b>").wait(2).attempt(from_step=120).steps(180).checkpoint().finish()
     writer.run_dir.rank_log(0).write_text("step 1\n\x1b[31mred\x1b[0m <script>alert(1)</script>\nstep 3: NaN\n")
     return writer.run_dir.run_id
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """Debian's Chromium, driven by playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=240_000)
+        yield browser
+        browser.close()

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.report.conftest import RunWriter, make_plan
+from tests.serve.browser import BROKEN_WORDS, CHROMIUM, SIZES, sit_down
 from tests.serve.conftest import ADMIN, Server
 from trainworks.jobs.job_row import JobRow
 from trainworks.jobs.job_spec import JobSpec, NodeResources
@@ -22,34 +21,9 @@ from trainworks.report.jobs import list_document
 from trainworks.report.pages.run_tabs import TABS
 from trainworks.report.rendering.page import render_page
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get install chromium")
-SIZES = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
-BROKEN_WORDS = """() => {
-  const broken = [], texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
-  while (texts.nextNode()) {
-    const text = texts.currentNode;
-    if (text.parentElement.closest("pre, textarea, select")) continue;
-    for (const word of text.data.matchAll(/[A-Za-z]{2,}/g)) {
-      const range = new Range();
-      range.setStart(text, word.index);
-      range.setEnd(text, word.index + word[0].length);
-      if (new Set([...range.getClientRects()].map(({ top }) => Math.round(top))).size > 1) broken.push(word[0]);
-    }
-  }
-  return broken;
-}"""
-"""Words of a page that stand on two lines."""
 RUN_FILE = "name: watched\nrun: until [ -e %s ]; do sleep 0.1; done; echo bye\nresources: {cpus: 0.1}\n"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=240_000)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -67,29 +41,19 @@ def page_of(chromium: Any, server: Server, problems: list[str], *, size: str = "
     return page
 
 
-def shoot(page: Any, name: str) -> None:
-    """Keep a picture, where `TRAINWORKS_SCREENSHOTS` names a folder."""
-    if folder := os.environ.get("TRAINWORKS_SCREENSHOTS"):
-        page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_page_fits_and_breaks_nothing(
-    chromium: Any, server: Server, trained: str, problems: list[str], size: str, scheme: str
+def test_every_page_fits_is_accessible_and_breaks_nothing(
+    chromium: Any, server: Server, trained: str, size: str, scheme: str
 ) -> None:
-    page = page_of(chromium, server, problems, size=size, scheme=scheme)
+    pytest.importorskip("axe_playwright_python", reason="axe-core is not installed")
+    desk = sit_down(chromium, server.port, size=size, scheme=scheme)
+    desk.open(f"/?token={ADMIN}")
     tabs = [f"/runs/{trained}/{tab}".removesuffix("/overview") for tab in TABS]
     runs = (*tabs, f"/runs/{trained}/why", f"/compare?run={trained}")
     for path in ("/", *runs, f"/runs/{trained}/logs/rank-0", "/nodes", "/costs", "/plan", "/submit"):
-        page.goto(f"http://127.0.0.1:{server.port}{path}")
-        shoot(page, f"{size}-{scheme}-{path.strip('/').replace('/', '-') or 'jobs'}")
-        width = page.evaluate("document.documentElement.scrollWidth")
-        assert width <= SIZES[size]["width"], path
-        assert page.evaluate(BROKEN_WORDS) == [], path
-        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-        assert dark == (scheme == "dark")
-    assert problems == []
+        desk.open(path)
+        desk.audit(path.strip("/").replace("/", "-") or "jobs")
 
 
 @pytest.mark.parametrize("width", [390, 800, 1280])

@@ -63,7 +63,7 @@ def test_jobs_are_listed_in_the_order_of_the_address(client: TestClient, order: 
 def test_an_order_is_a_link_of_its_heading_that_keeps_the_filter_and_turns_round(client: TestClient) -> None:
     page = client.get("/?owner=ada&order=-submitted").text
     turned = '<a href="/?owner=ada&amp;order=submitted">submitted (UTC)</a>'
-    assert f'<th class="text" aria-sort="descending">{turned}</th>' in page
+    assert f'<th class="left" aria-sort="descending">{turned}</th>' in page
     assert '<a href="/?owner=ada&amp;order=-run">run</a>' in page
     assert page.count("aria-sort") == 1
 

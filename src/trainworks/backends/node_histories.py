@@ -117,18 +117,15 @@ class _Use:
 def _uses(store: JobStore, engine: str, now: float, only: str | None = None) -> dict[str, _Use]:
     """What the remembered attempts of an engine have seen of each node, or of the only one asked for, by its name."""
     host = this_host() if engine == _LOCAL else None
-    run_dirs = {job.id: job.run_dir for job in store.search(engine=engine, host=host)}
     uses: defaultdict[str, _Use] = defaultdict(_Use)
-    for attempt in store.attempts():
+    for run_dir, attempt in store.attempts_since(now - node_history.REMEMBERED_S, engine=engine, host=host):
         end = now if attempt.ended_at is None else attempt.ended_at
-        if attempt.job_id not in run_dirs or end < now - node_history.REMEMBERED_S:
-            continue
         names = [one.node for one in attempt.placement]
         if only is not None and only not in names:
             continue  # opens no record
         for name in set(names):
             uses[name].held.append((attempt.started_at, end))
-        for failure in _failures(attempt, end, RunDir(Path(run_dirs[attempt.job_id]))):
+        for failure in _failures(attempt, end, RunDir(Path(run_dir))):
             if len(set(names)) == 1:
                 uses[names[0]].failed.append(failure)
             elif 0 <= failure.node < len(names):

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 from trainworks.jobs.job_spec import JobSpec, NodeResources, RoleSpec
 from trainworks.jobs.state import JobState, parse_state
 from trainworks.record.exit_code import End
-from trainworks.units import HOUR_S, Money
+from trainworks.units import DAY_S, HOUR_S, Money
 
 EndRequest = Literal["stop", "kill", "preempt", "time_limit"]
 """Reason of a request to end a job."""
@@ -200,7 +200,13 @@ def month_of(time_s: float) -> Month:
     >>> month_of(0.0)
     Month(name='1970-01', begins_at=0.0, ends_at=2678400.0)
     """
-    moment = datetime.fromtimestamp(time_s, UTC)
+    return _month_of_day(int(time_s // DAY_S))
+
+
+@lru_cache(maxsize=1024)
+def _month_of_day(day: int) -> Month:
+    """The month of a day, counted from 1970-01-01: a bill asks for those of thousands of attempts."""
+    moment = datetime.fromtimestamp(day * DAY_S, UTC)
     begins = datetime(moment.year, moment.month, 1, tzinfo=UTC)
     ends = datetime(moment.year + moment.month // 12, moment.month % 12 + 1, 1, tzinfo=UTC)
     return Month(f"{moment:%Y-%m}", begins.timestamp(), ends.timestamp())
@@ -247,12 +253,19 @@ def job_of_row(row: Mapping[str, Any]) -> JobRow:
     values = dict(row)
     del values["array"]  # the spec has it, and searches need the column
     values["end"] = _end_of_columns(values)
-    spec = json.loads(values.pop("ticket"))
-    roles = tuple(RoleSpec(**role | {"node": _node_of(role["node"])} | _tuples(role)) for role in spec.get("roles", ()))
-    values["spec"] = JobSpec(**spec | _tuples(spec) | {"node": _node_of(spec["node"]), "roles": roles})
+    values["spec"] = _spec_of_text(values.pop("ticket"))
     values["placement"] = placement_of(values["placement"])
     values |= {name: bool(values[name]) for name in ("held", "reachable")}  # SQLite has numbers in their place
     return JobRow(**values)
+
+
+@lru_cache(maxsize=1024)
+def _spec_of_text(text: str) -> JobSpec:
+    """The spec of a job's `ticket`; kept, because pages list the same jobs every second."""
+    spec = json.loads(text)
+    node = _node_of(spec["node"])
+    roles = tuple(RoleSpec(**role | {"node": _node_of(role["node"])} | _tuples(role)) for role in spec.get("roles", ()))
+    return JobSpec(**spec | _tuples(spec) | {"node": node, "roles": roles})
 
 
 def _node_of(values: Mapping[str, Any]) -> NodeResources:
@@ -292,13 +305,13 @@ def end_columns(end: End) -> dict[str, object]:
 
 def billed_of_row(row: Mapping[str, Any]) -> BilledAttempt:
     """What an attempt's row bills, joined with `owner`, `cluster` and `ticket` of its job."""
-    placement = json.loads(row["placement"] or "[]")
+    placement = placement_of(row["placement"])
     spec, billing = json.loads(row["ticket"]), billing_of(row["cluster"])
-    devices = sum(len(devices) for _, _, devices in placement)  # of this machine; clusters name nodes alone
+    devices = sum(len(one.devices) for one in placement)  # of this machine; clusters name nodes alone
     roles = [role["nodes"] * role["node"]["accelerators"] for role in spec.get("roles", ())]
     accelerators = devices or (sum(roles) if roles else spec["node"]["accelerators"] * len(placement))
-    cores = sum(cores for _, cores, _ in placement)
-    billing = replace(billing, team=spec.get("team") or billing.team)
+    cores = sum(one.cores for one in placement)
+    billing = replace(billing, team=team) if (team := spec.get("team")) else billing
     return BilledAttempt(
         job_id=row["job_id"],
         owner=row["owner"],
@@ -312,6 +325,7 @@ def billed_of_row(row: Mapping[str, Any]) -> BilledAttempt:
     )
 
 
+@lru_cache(maxsize=4096)
 def placement_of(text: str | None) -> tuple[Placement, ...]:
     """Parse a placement column."""
     return tuple(Placement(node, cores, tuple(devices)) for node, cores, devices in json.loads(text or "[]"))

@@ -217,9 +217,10 @@ class MetricColumns:
         self._num_rows = end
 
     def steps(self) -> Steps:
-        """All rows so far, in the order of the file; later looks do not change them."""
-        columns = {name: values[: self._num_rows] for name, values in zip(_ALL, self._values, strict=True)}
-        return Steps(columns, np.arange(self._num_rows), self._figures)
+        """All rows so far, in the order of the file; later looks do not change them, and may be those of a thread."""
+        num_rows = self._num_rows  # before the values, which always have as many rows
+        columns = {name: values[:num_rows] for name, values in zip(_ALL, self._values, strict=True)}
+        return Steps(columns, np.arange(num_rows), self._figures)
 
 
 def read_columns(file: Path) -> MetricColumns:

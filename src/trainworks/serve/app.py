@@ -39,6 +39,9 @@ _STATUS: dict[type[errors.TrainworksError], int] = {
     errors.TrainworksError: 409,
 }
 """Status of an answer by kind of error, the special ones first."""
+_SWITCH_EVERY_S = 0.0005
+"""How long one thread may compute while another waits: with Python's 5 ms a request that needs a page at hand would
+wait 5 ms each time that it passes from thread to thread while a page is made."""
 
 
 def create_app(
@@ -146,6 +149,7 @@ def _refuse(join: str, request: Request) -> Response:
 
 def serve_forever(app: FastAPI, listening: socket.socket, *, certificate: Path | None, key: Path | None) -> None:
     """Serve until a signal ends the process."""
+    sys.setswitchinterval(_SWITCH_EVERY_S)
     config = uvicorn.Config(
         app,
         log_level="warning",

@@ -97,7 +97,9 @@ def pages(site: Site, join: str) -> APIRouter:
             raise UsageError(f"no sum `{by}`", hint=suggest(by, _COSTS))
         keys = _COSTS[by][1]
         document = site.shared.get(("costs", by), lambda: build_document(site.board.usage(keys)), age_s=30.0)
-        return render(document, "costs.html", visitor, by=by, sums={name: title for name, (title, _) in _COSTS.items()})
+        sums = {name: title for name, (title, _) in _COSTS.items()}
+        page = partial(render, document, "costs.html", visitor, by=by, sums=sums)
+        return site.shared.get(("costs page", by, visitor), page, stamp=document)
 
     @router.get("/login")
     def login_page() -> Response:

@@ -42,8 +42,12 @@ def run_pages(site: Site) -> APIRouter:
 
     @router.get("/runs/{name}/why")
     def why_page(visitor: VisitorOf, name: str) -> str:
-        document = build_document(site.diagnosis(name, diagnosis_of))
-        return render(document, "run.html", visitor, **_frame(name, "time"), actions=[])
+        diagnosis = site.diagnosis(name, diagnosis_of)
+
+        def compute() -> str:
+            return render(build_document(diagnosis), "run.html", visitor, **_frame(name, "time"), actions=[])
+
+        return site.shared.get(("why page", name, visitor), compute, stamp=diagnosis)
 
     @router.get("/runs/{name}/logs/{log}")
     def log_page(
@@ -128,18 +132,13 @@ def _overlay_pages(router: APIRouter, site: Site) -> None:
         names = list(dict.fromkeys(name.strip() for name in run or () if name.strip()))
         if len(names) > _MOST_RUNS:
             raise UsageError(f"{len(names)} runs are chosen, at most {_MOST_RUNS} fit over each other")
-        document = Document(
-            "Compare runs", "comparison", [], about="Choose runs in the list of jobs, or name them here."
-        )
-        if names:
-            runs = site.overlay(names, metric, points=_DRAWN_POINTS)
-            document = overlay_document(runs, metric)
-            if len(runs) == 2:  # of two runs every difference has its figure
-                pair = build_document(site.comparison(*names))
-                sections = [overlay_section(runs, metric), *pair.without("Loss").sections]
-                document = replace(pair, sections=[*sections[1:2], sections[0], *sections[2:]])
-        shown = {"chosen": names, "metric": metric, "metrics": METRICS, "has_charts": bool(names)}
-        return render(document, "compare.html", visitor, **shown)
+
+        def compute() -> str:
+            shown = {"chosen": names, "metric": metric, "metrics": METRICS, "has_charts": bool(names)}
+            return render(_compared(site, names, metric), "compare.html", visitor, **shown)
+
+        stamp = [site.view(name).stamp() for name in names]
+        return site.shared.get(("compared", metric, *names, visitor), compute, stamp=stamp)
 
     @router.get("/sweeps")
     def sweeps_page(visitor: VisitorOf) -> str:
@@ -155,7 +154,23 @@ def _overlay_pages(router: APIRouter, site: Site) -> None:
         sweep = site.sweep(name)
         best = [trial.run for trial in sweep.ranked() if trial.run is not None][:_BEST_TRIALS]
         overlay = f"/compare?{urlencode([('run', run) for run in best])}" if len(best) > 1 else ""
-        return render(build_document(sweep), "sweep.html", visitor, overlay=overlay, num_best=len(best))
+
+        def compute() -> str:
+            return render(build_document(sweep), "sweep.html", visitor, overlay=overlay, num_best=len(best))
+
+        return site.shared.get(("sweep page", name, visitor), compute, stamp=sweep)
+
+
+def _compared(site: Site, names: Sequence[str], metric: str) -> Document:
+    """One curve of these runs over each other; of two runs every difference has its figure, too."""
+    if not names:
+        return Document("Compare runs", "comparison", [], about="Choose runs in the list of jobs, or name them here.")
+    runs = site.overlay(names, metric, points=_DRAWN_POINTS)
+    if len(runs) != 2:
+        return overlay_document(runs, metric)
+    pair = build_document(site.comparison(*names))
+    sections = [overlay_section(runs, metric), *pair.without("Loss").sections]
+    return replace(pair, sections=[*sections[1:2], sections[0], *sections[2:]])
 
 
 def _frame(name: str, tab: Tab) -> dict[str, object]:

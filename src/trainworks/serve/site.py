@@ -34,9 +34,13 @@ _LOAD_AGE_S, _HEALTH_AGE_S, _JOB_AGE_S, _DIAGNOSIS_AGE_S = 5.0, 300.0, 0.5, 30.0
 
 
 class Shared:
-    """Answers that stay valid for a moment; visitors who ask for the same one at once wait for one computation."""
+    """Answers that stay valid for a moment; visitors who ask for the same one at once wait for one computation.
 
-    def __init__(self) -> None:
+    `now` is a clock that never goes back, in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
         self._lock = threading.Lock()
         self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
 
@@ -44,8 +48,10 @@ class Shared:
         """The answer of this key, computed again if its stamp differs or, without stamps, if it is too old.
 
         While one visitor waits for a computation that age alone asks for, others get the answer of before. `stamp` is
-        the state of what the answer is about. Without one the answer is valid up to `age_s`.
+        the state of what the answer is about. Without one the answer is valid up to `age_s`. A computation that began
+        after a visitor came is new enough under any stamp: the visitors of a run that grows share it.
         """
+        came_at = self._now()
         with self._lock:
             answer = self._answers.setdefault(key, _Answer())
             self._answers.move_to_end(key)
@@ -54,10 +60,11 @@ class Shared:
         if not answer.lock.acquire(blocking=stamp is not None or answer.stamp is None):
             return cast(T, answer.value)
         try:
-            is_fresh = time.monotonic() < answer.made_at + age_s if stamp is None else answer.stamp == (stamp,)
-            if not is_fresh:
+            is_fresh = self._now() < answer.made_at + age_s if stamp is None else answer.stamp == (stamp,)
+            if not is_fresh and answer.began_at < came_at:
+                begins_at = self._now()
                 answer.value = compute()
-                answer.stamp, answer.made_at = (stamp,), time.monotonic()
+                answer.stamp, answer.began_at, answer.made_at = (stamp,), begins_at, self._now()
             return cast(T, answer.value)
         finally:
             answer.lock.release()
@@ -67,7 +74,7 @@ class _Answer:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.stamp: tuple[object, ...] | None = None
-        self.made_at = float("-inf")
+        self.began_at = self.made_at = float("-inf")
         self.value: object = None
 
 

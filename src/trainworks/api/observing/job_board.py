@@ -158,7 +158,7 @@ class JobBoard:
                 self._store.close()
                 self._store = None
             if self._store is None and is_there_a_store():
-                self._store = open_store(store_url())
+                self._store = open_store(store_url(), keep_connection=True)
             if self._store is not None and self._clock.now() >= self._refreshed_at + _REFRESH_EVERY_S:
                 self._refreshed_at = self._clock.now()
                 # A scheduler may take seconds to answer, and readers want the last known states meanwhile.
@@ -207,9 +207,10 @@ def _split_by_month(attempt: BilledAttempt, now: float) -> Iterator[tuple[str, B
     ended_at = now if attempt.ended_at is None else attempt.ended_at
     while True:
         month = month_of(attempt.started_at)
-        yield month.name, replace(attempt, ended_at=min(ended_at, month.ends_at))
         if ended_at <= month.ends_at:
+            yield month.name, attempt
             return
+        yield month.name, replace(attempt, ended_at=month.ends_at)
         attempt = replace(attempt, number=0, started_at=month.ends_at)
 
 

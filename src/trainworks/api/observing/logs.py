@@ -184,7 +184,8 @@ def last_lines(run_dir: RunDir, log: str, *, text: str = "", level: str = "", li
         file.seek(begin)
         if begin:
             file.readline()
-        for line in file:
+        lines = file if text or level else deque(file, maxlen=limit + 1)  # one more tells that there are earlier ones
+        for line in lines:
             read = reader.read(line[:_LONGEST_LINE].decode("utf-8", errors="replace").rstrip("\r\n"))
             if wanted.wants(read):
                 kept.append(read.text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -50,10 +51,11 @@ class RunView:
         self._columns = MetricColumns(run.run_dir.metrics_file)
         self._events: list[Event] = []
         self._events_offset = 0
+        self._report_lock = threading.Lock()
         self._report: Report | None = None
         self._report_of: object = None
         self._report_due = 0.0
-        self._lost: tuple[object, Mask] | None = None
+        self._lost: _LostRows | None = None
 
     def __len__(self) -> int:
         """Rows of metrics that it keeps."""
@@ -86,12 +88,14 @@ class RunView:
             return list(self._events)
 
     def report(self) -> Report:
-        """The report of all steps; of a long record that grows, a while old.
+        """The report of all steps; of a long record that grows, a while old, and while one is made that of before.
 
         Raises:
             EnvironmentProblem: the resolved run is missing or was written by another format.
         """
-        with self._lock:
+        if not self._report_lock.acquire(blocking=self._report is None) and self._report is not None:
+            return self._report
+        try:
             record, metrics, start_s = self._record(), self.all_metrics(), time.monotonic()
             if self._report is None or (record != self._report_of and start_s >= self._report_due):
                 state = str(self.run.state)  # it may ask a cluster for seconds
@@ -99,6 +103,8 @@ class RunView:
                 self._report_of = record
                 self._report_due = time.monotonic() + (time.monotonic() - start_s) / _REPORT_SHARE
             return self._report
+        finally:
+            self._report_lock.release()
 
     def all_metrics(self) -> MetricColumns:
         """The metrics, read to their end: a million steps take seconds at the first visit."""
@@ -155,10 +161,38 @@ class RunView:
         """All rows, and for each whether a restart threw it away; kept, because zooming asks again and again."""
         with self._lock:
             steps, returns = self.all_metrics().steps(), returns_of(self.events())
-            key = (len(steps), returns)
-            if self._lost is None or self._lost[0] != key:
-                self._lost = key, steps.is_lost(returns)
-            return steps, self._lost[1]
+            if self._lost is None or self._lost.returns != returns or not self._lost.precedes(steps):
+                self._lost = _LostRows(steps, returns)
+            return steps, self._lost.of(steps)
+
+
+class _LostRows:
+    """The rows that a restart threw away, by a mask; of rows that only add steps the new ones alone are looked at."""
+
+    def __init__(self, steps: Steps, returns: Sequence[tuple[float, int]]) -> None:
+        self.returns = returns
+        self._mask = steps.is_lost(returns)
+        self._take(steps)
+
+    def _take(self, steps: Steps) -> None:
+        self._last_at = steps.where(slice(-1, None))["t"].tolist()
+        self._top_step = float(steps["step"].max()) if len(steps) else -np.inf
+
+    def precedes(self, steps: Steps) -> bool:
+        """Whether the rows begin with those of before, and no new one is a step that was done before."""
+        num_rows = len(self._mask)
+        last = steps.where(slice(max(0, num_rows - 1), num_rows))
+        new = steps.where(slice(num_rows, None))
+        is_same = len(steps) >= num_rows and last["t"].tolist() == self._last_at
+        return is_same and (len(new) == 0 or bool(new["step"].min() > self._top_step))
+
+    def of(self, steps: Steps) -> Mask:
+        """The mask of rows that these precede."""
+        if len(steps) > len(self._mask):
+            new = steps.where(slice(len(self._mask), None))
+            self._mask = np.append(self._mask, new.is_lost(self.returns))
+            self._take(new)
+        return self._mask
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:

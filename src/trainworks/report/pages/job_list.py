@@ -31,6 +31,8 @@ COLUMNS: Mapping[str, str] = {
     "time": "time",
 }
 """Column of the list -> its heading."""
+_SHORT = ("job", "priority", "submitted", "started", "ended", "time")
+"""Columns whose cells stay on one line."""
 DEFAULT_COLUMNS = ("job", "run", "state", "why", "owner", "nodes", "submitted", "time")
 
 
@@ -65,7 +67,7 @@ def jobs_page(
         headings.append(
             Column(
                 COLUMNS[name],
-                wrap=True,
+                wrap=name not in _SHORT,
                 href=in_order(name if largest_first else f"-{name}") if name in ORDERS else "",
                 order="" if not is_current else "descending" if largest_first else "ascending",
             )
@@ -88,6 +90,7 @@ def _cells(job: JobRow, now: float, address: str) -> Mapping[str, Cell]:
         **cells,
         "priority": cells["prio"],
         "owner": owner_text(job),
+        "nodes": ", ".join(place.node for place in job.placement) or cells["nodes"],
         "team": job.team,
         **{name: "" if at is None else date_text(at)[:-3] for name, at in times.items()},
     }

@@ -175,6 +175,10 @@ class Table(Block):
     ruled: bool = False
     """A line below the heading in text."""
 
+    def columns_on(self, medium: Medium) -> list[tuple[int, Column]]:
+        """The columns that a medium shows, each with its place in the rows."""
+        return [(place, column) for place, column in enumerate(self.columns) if column.only in (None, medium)]
+
     def styled_rows(self) -> list[Row]:
         """The rows, each with its style."""
         return [row if isinstance(row, Row) else Row(row) for row in self.rows]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,18 @@ from markupsafe import Markup, escape
 
 from trainworks.errors import ArgumentError
 from trainworks.files import write_atomic
-from trainworks.report.rendering.document import NO_BREAK, Block, Details, Document, Plot, Section, Styled, Table
+from trainworks.report.rendering.document import (
+    NO_BREAK,
+    Block,
+    Cell,
+    Details,
+    Document,
+    Plot,
+    Row,
+    Section,
+    Styled,
+    Table,
+)
 from trainworks.report.rendering.plots import Chart
 from trainworks.report.rendering.printable import printable
 from trainworks.report.rendering.svg import element, markup
@@ -80,7 +91,8 @@ def page_environment(*folders: str) -> Environment:
     environment.filters |= {
         "block": lambda block: "Plot" if isinstance(block, Plot) else type(block).__name__,
         "picture": _picture,
-        "styled": lambda cell: cell if isinstance(cell, Styled) else Styled(cell),
+        "run": _run,
+        "rows": _rows,
         "breakable": breakable,
     }
     return environment
@@ -91,6 +103,43 @@ def _finalize(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return printable(value).replace(NO_BREAK, "\u00a0")
+
+
+def _rows(table: Table, stacked: bool) -> Iterator[tuple[Row, Markup]]:
+    """The rows of a table with their cells, which have the heading of their column with them where rows are stacked."""
+    shown = []
+    for place, column in table.columns_on("page"):
+        kind = "" if column.numeric else ' class="text"' if column.wrap else ' class="left"'
+        label = f' data-label="{_escaped(column.name)}"' if stacked else ""
+        shown.append((place, f"<td{kind}{label}>"))
+    for row in table.styled_rows():
+        cells = "".join([f"{begin}{_cell(row.cells[place])}</td>" for place, begin in shown])
+        yield row, Markup(cells)  # noqa: S704, every text is escaped
+
+
+def _run(cell: Cell, *, in_table: bool = False) -> Markup:
+    """A checkbox where the run of text has one, its swatch, and the text as a link or in its style."""
+    run = cell if isinstance(cell, Styled) else Styled(cell)
+    text = breakable(run.text) if in_table else run.text
+    shown = _escaped(text)
+    if run.href:
+        shown = f'<a href="{_escaped(run.href)}">{shown}</a>'
+    elif run.style and text:
+        shown = f'<span class="is-{run.style}">{shown}</span>'
+    if run.swatch:
+        shown = f'<i class="swatch fill-{_escaped(run.swatch)}"></i>{shown}'
+    if run.choice:
+        value, label = _escaped(run.choice), _escaped(run.choice_name)
+        shown = f'<input type="checkbox" name="run" value="{value}" form="chosen" aria-label="Choose {label}"> {shown}'
+    return Markup(shown)  # noqa: S704, every text is escaped
+
+
+_cell = lru_cache(maxsize=4096)(partial(_run, in_table=True))
+"""A cell of a table; kept, because a server shows the same rows again and again."""
+
+
+def _escaped(text: str) -> str:
+    return str(escape(_finalize(text)))
 
 
 def breakable(text: str) -> Markup:

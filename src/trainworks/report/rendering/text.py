@@ -132,11 +132,7 @@ def _(block: Facts, width: int) -> Iterable[RenderableType]:
 
 @_block.register
 def _(block: Table, width: int) -> Iterable[RenderableType]:
-    shown = [
-        index
-        for index, column in enumerate(block.columns)
-        if column.only in (None, "text") and width >= column.min_width
-    ]
+    shown = [index for index, column in block.columns_on("text") if width >= column.min_width]
     columns = [block.columns[index] for index in shown]
     names = [one.short_name if one.short_name and width < NARROW else one.name for one in columns]
     rows = [
