@@ -20,6 +20,7 @@ PRINTED = [
 SAMPLED = [page for page in PAGES if Page(page).has_samples]
 
 
+@pytest.mark.lane("test")
 @pytest.mark.parametrize("page", SAMPLED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_shows_what_its_commands_print(page: Path) -> None:
     sampled = Page(page)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import trainworks
-from trainworks.cli.arguments import OptionalRun, RunArgument
+from trainworks.cli.arguments import OptionalRun, RunArgument, complete_run
 from trainworks.cli.options import AsJson, RunsOption, find, option_errors, runs_folder, warn, wide_console
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
@@ -68,7 +68,9 @@ def why_command(
 
 def compare_command(
     first: RunArgument,
-    second: RunArgument,
+    second: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run to compare with it.", autocompletion=complete_run)
+    ],
     runs: RunsOption = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also write an HTML page.")] = None,
     as_json: AsJson = False,
