@@ -31,7 +31,7 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def complete_row(ctx: typer.Context, incomplete: str) -> list[str]:
     """Kinds of rows after `catalog list`, names of rows after `catalog show`, else nothing."""
-    from trainworks.catalog.rows import KINDS
+    from trainworks.api.catalog import KINDS
 
     action = ctx.params.get("action")
     known = list(KINDS) if action == "list" else _names(*KINDS) if action == "show" else []
@@ -49,7 +49,7 @@ def complete_setting(incomplete: str) -> list[str]:
     key, equals, value = incomplete.partition("=")
     if not equals:
         return [f"{known}=" for known in _PRESET_KEYS if known.startswith(key)]
-    from trainworks.catalog.models import preset_names
+    from trainworks.api.catalog import preset_names
 
     return [f"{key}={name}" for name in _matching(preset_names(), value)] if key in _PRESET_KEYS else []
 
