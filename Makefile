@@ -6,7 +6,7 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 # Tests start programs thousands of times: what they import is compiled once.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo drill cluster-demo shapes chain quick test test-all nightly pytest stress costs check mypy ruff lint-imports reference docs screenshots clean
+.PHONY: demo drill cluster-demo shapes chain quick test test-all nightly pytest stress costs check mypy ruff lint-imports reference docs samples screenshots clean
 
 demo: $(VENV)/.train
 	$(BIN)/trainworks run examples/stdlib-lm.yaml
@@ -75,6 +75,10 @@ reference:
 docs: $(VENV)/.docs
 	$(BIN)/python docs/generate_reference.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# What pages show of commands, from these commands and from the records in docs/samples; the diff is the review.
+samples: $(VENV)/.test
+	$(BIN)/python docs/generate_samples.py
 
 # The pictures of the documentation; three minutes on two quiet cores, with Debian's chromium.
 screenshots: $(VENV)/.test

@@ -8,10 +8,12 @@ from trainworks.catalog import age
 from trainworks.catalog.catalog import find_row, load_catalog
 from trainworks.catalog.lint import LintFinding
 from trainworks.catalog.lint import lint as lint_catalog
-from trainworks.catalog.models import find_preset
+from trainworks.catalog.models import find_preset, preset_names
 from trainworks.catalog.rows import KINDS, CatalogRow, Kind, read_rows
 from trainworks.errors import UsageError
 from trainworks.host.clock import SystemClock
+
+__all__ = ["KINDS", "catalog", "lint", "old_rows", "preset_names", "show"]
 
 
 def catalog(kind: str = "") -> dict[Kind, list[CatalogRow]]:

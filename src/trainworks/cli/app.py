@@ -32,9 +32,9 @@ class _LazyCommands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = ALIASES.get(args[0], args[0]) if args else ""
-        if name not in COMMANDS and (hint := suggest(name, COMMANDS)):
+        if name not in COMMANDS and not ctx.resilient_parsing and (hint := suggest(name, COMMANDS)):
             raise UsageError(f"no command `{name}`", hint=hint)
-        if name in COMMANDS and not ctx.resilient_parsing:
+        if name in COMMANDS:
             return name, _imported(name), args[1:]
         return super().resolve_command(ctx, args)
 
@@ -47,7 +47,7 @@ class _LazyCommands(TyperGroup):
                 formatter.write_dl([(name, COMMANDS[name]) for name in names])
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Placeholder of a command: listings and completion need its summary only."""
+        """Placeholder of a command: listings need its summary only, and so does the completion of its name."""
         if cmd_name not in COMMANDS:
             return None
         listed = typer.Typer(add_completion=False, rich_markup_mode=None)

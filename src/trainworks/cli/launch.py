@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from trainworks.cli.options import Env, RunsOption, Settings, announce, read_settings, runs_folder, warn
+from trainworks.cli.arguments import Settings
+from trainworks.cli.options import Env, RunsOption, announce, read_settings, runs_folder, warn
 from trainworks.cli.output import show_findings
 from trainworks.report.rendering.printable import say
 

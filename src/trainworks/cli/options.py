@@ -23,14 +23,7 @@ if TYPE_CHECKING:
 RunsOption = Annotated[
     Path | None, typer.Option("--runs", envvar="TRAINWORKS_RUNS", help="Folder of all runs. [default: runs]")
 ]
-OptionalRun = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id, name or path. [default: the newest run]")]
-Runs = Annotated[
-    list[str] | None, typer.Argument(metavar="[RUN]...", help="Ids, names or folders. [default: the newest run]")
-]
 RunFilePath = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="YAML run file.")]
-On = Annotated[
-    str | None, typer.Option("--on", metavar="CLUSTER", help="Plan for this cluster, e.g. `4x p4d.24xlarge`.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 OnCluster = Annotated[
     str | None,
@@ -41,7 +34,6 @@ OnCluster = Annotated[
         show_default=False,
     ),
 ]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Number, id or folder, or a name for its last run.")]
 Prices = Annotated[
     str | None, typer.Option("--prices", metavar="FILE|skypilot", help="Offers from a CSV, or from SkyPilot's tables.")
 ]
@@ -51,11 +43,6 @@ Env = Annotated[
 ]
 Assume = Annotated[
     list[str] | None, typer.Option("--assume", metavar="NAME=VALUE", help="Replace an assumption of the catalogue.")
-]
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Another value of the run file, repeatable: `optimizer.lr=1e-4`."),
 ]
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, JobArgument, RunsOption, runs_folder, warn
+from trainworks.cli.arguments import JobArgument
+from trainworks.cli.options import AsJson, RunsOption, runs_folder, warn
 from trainworks.cli.output import show_document, show_facts
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say

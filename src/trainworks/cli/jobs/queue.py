@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import JobArgument, RunsOption, read_settings, runs_folder, warn
+from trainworks.cli.arguments import JobArgument
+from trainworks.cli.options import RunsOption, read_settings, runs_folder, warn
 from trainworks.report.rendering.printable import say
 
 

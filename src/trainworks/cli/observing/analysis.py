@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find, option_errors, runs_folder, warn, wide_console
+from trainworks.cli.arguments import OptionalRun, RunArgument, complete_run
+from trainworks.cli.options import AsJson, RunsOption, find, option_errors, runs_folder, warn, wide_console
 from trainworks.cli.output import show
 from trainworks.report.rendering.printable import say
 
@@ -66,8 +67,10 @@ def why_command(
 
 
 def compare_command(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="Run id, name of a run (its last one) or folder.")],
-    second: Annotated[str, typer.Argument(metavar="RUN", help="The run to compare with it.")],
+    first: RunArgument,
+    second: Annotated[
+        str, typer.Argument(metavar="RUN", help="The run to compare with it.", autocompletion=complete_run)
+    ],
     runs: RunsOption = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also write an HTML page.")] = None,
     as_json: AsJson = False,

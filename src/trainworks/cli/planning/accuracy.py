@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import trainworks
+from trainworks.cli.arguments import On
 from trainworks.cli.launch import WithoutLearning
-from trainworks.cli.options import AsJson, On, RunFilePath, check_writable, option_errors
+from trainworks.cli.options import AsJson, RunFilePath, check_writable, option_errors
 from trainworks.cli.output import show, write_file
 from trainworks.report.rendering.printable import say
 from trainworks.report.rendering.progress_bar import waiting

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 import trainworks
+from trainworks.cli.arguments import complete_row
 from trainworks.cli.options import AsJson
 from trainworks.cli.output import show_facts
 from trainworks.errors import UsageError
@@ -27,7 +28,9 @@ def catalog_command(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[KIND|NAME|FILE|URL]", help=f"Kind to list: {KINDS}; or a name; or rows to update with."
+            metavar="[KIND|NAME|FILE|URL]",
+            help=f"Kind to list: {KINDS}; or a name; or rows to update with.",
+            autocompletion=complete_row,
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Update without a question.")] = False,

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, Assume, Prices, Settings, check_writable, option_errors, read_settings
+from trainworks.cli.arguments import Settings
+from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors, read_settings
 from trainworks.cli.output import show
 
 

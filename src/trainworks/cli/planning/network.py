@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, Settings, check_writable, option_errors, read_settings
+from trainworks.cli.arguments import Settings
+from trainworks.cli.options import AsJson, check_writable, option_errors, read_settings
 from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
 

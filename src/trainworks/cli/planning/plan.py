@@ -8,13 +8,12 @@ from typing import Annotated, Literal
 import typer
 
 import trainworks
+from trainworks.cli.arguments import On, Settings
 from trainworks.cli.launch import Nodes, ProcessesPerNode, Recalibrate, Review, Tune, WithoutLearning
 from trainworks.cli.options import (
     AsJson,
-    On,
     RunFilePath,
     RunsOption,
-    Settings,
     announce,
     check_writable,
     option_errors,
@@ -23,6 +22,7 @@ from trainworks.cli.options import (
 )
 from trainworks.cli.output import show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
+from trainworks.report.rendering.progress_bar import working
 
 _NO_WEIGHTS = (
     "a preset has no tokenizer and no weights: it trains from random weights, if its dimensions describe it; for "
@@ -75,25 +75,30 @@ def plan_command(
             described_run(run_file, on, task="a page is drawn", settings=values)
         if target is not None:
             refuse_unused("--as", {"--explain": explain, "--plot": plot, **of_a_plan})
-            show_handover(trainworks.hand_over(run_file, target, on=on, settings=values), as_json=as_json)
+            with working("planning"):
+                handover = trainworks.hand_over(run_file, target, on=on, settings=values)
+            show_handover(handover, as_json=as_json)
             return
         if explain is not None:
             refuse_unused("--explain", of_a_plan)
-            show(trainworks.compare_layout(run_file, explain, on=on, settings=values), as_json=as_json, plot=plot)
+            with working("planning both layouts"):
+                compared = trainworks.compare_layout(run_file, explain, on=on, settings=values)
+            show(compared, as_json=as_json, plot=plot)
             return
-        result = trainworks.plan(
-            run_file,
-            on=on,
-            settings=values,
-            sizes=sizes,
-            nodes=nodes,
-            nproc=nproc,
-            runs=runs,
-            recalibrate=recalibrate,
-            without_learning=without_learning,
-            tune=tune,
-            announce=announce,
-        )
+        with working("planning"):
+            result = trainworks.plan(
+                run_file,
+                on=on,
+                settings=values,
+                sizes=sizes,
+                nodes=nodes,
+                nproc=nproc,
+                runs=runs,
+                recalibrate=recalibrate,
+                without_learning=without_learning,
+                tune=tune,
+                announce=announce,
+            )
     show(result, as_json=as_json, plot=plot)
     if review:
         from trainworks.api.inputs import load_run

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import trainworks
+from trainworks.cli.arguments import Settings
 from trainworks.cli.launch import WithoutLearning
-from trainworks.cli.options import AsJson, Assume, Prices, Settings, check_writable, option_errors, read_settings
+from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors, read_settings
 from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, RunFilePath, Settings, option_errors, read_settings
+from trainworks.cli.arguments import Settings
+from trainworks.cli.options import AsJson, RunFilePath, option_errors, read_settings
 from trainworks.cli.output import show
 
 

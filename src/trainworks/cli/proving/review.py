@@ -12,6 +12,7 @@ import trainworks
 from trainworks.cli.options import option_errors
 from trainworks.cli.output import show, show_document
 from trainworks.errors import UsageError
+from trainworks.report.rendering.progress_bar import working
 
 _RULES = "Rules by id or its start: `TW2,TW801`."
 
@@ -41,7 +42,7 @@ def review_command(
         return
     if not paths:
         raise UsageError("nothing to review", hint="name files or folders: `trainworks review .`")
-    with option_errors():
+    with option_errors(), working("reviewing"):
         report = trainworks.review(*paths, select=_ids(select), ignore=_ids(ignore), fix=fix)
     if output == "github":
         typer.echo(view.github_annotations(report.findings, Path.cwd()))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainworks.cli.arguments import RunArgument
 from trainworks.cli.launch import DryRun
 from trainworks.cli.options import OnCluster, RunsOption, find, option_errors, warn
 from trainworks.errors import UsageError
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from trainworks.api.developing.access import DevAccess
 
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="Run id, name of a run (its last one) or folder.")]
 NodeIndex = Annotated[int, typer.Option("--node", min=0, metavar="N", help="Node of the job, counted from 0.")]
 
 

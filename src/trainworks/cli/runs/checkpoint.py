@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
+from trainworks.cli.arguments import OptionalRun
+from trainworks.cli.options import AsJson, RunsOption, find
 from trainworks.cli.output import show_facts
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import Runs, RunsOption, find_each, option_errors, runs_folder
+from trainworks.cli.arguments import Runs
+from trainworks.cli.options import RunsOption, find_each, option_errors, runs_folder
 from trainworks.cli.runs.record import say_pending_copies
 from trainworks.errors import QuantityError, UsageError
 from trainworks.report.rendering.printable import say

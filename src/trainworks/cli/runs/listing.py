@@ -8,7 +8,8 @@ import time
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find, runs_folder
+from trainworks.cli.arguments import OptionalRun
+from trainworks.cli.options import AsJson, RunsOption, find, runs_folder
 from trainworks.cli.output import show_document
 from trainworks.report.rendering.printable import say
 from trainworks.units import format_bytes, format_count, format_duration

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find, option_errors
+from trainworks.cli.arguments import OptionalRun
+from trainworks.cli.options import AsJson, RunsOption, find, option_errors
 from trainworks.report.rendering.printable import say
 from trainworks.units import format_bytes
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.options import OptionalRun, RunsOption, Settings, find, read_settings
+from trainworks.cli.arguments import OptionalRun, Settings
+from trainworks.cli.options import RunsOption, find, read_settings
 from trainworks.config.guard_answers import OnNonfinite, OnSpike
 from trainworks.report.rendering.printable import say
 

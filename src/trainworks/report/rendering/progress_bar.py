@@ -1,7 +1,8 @@
-"""A bar on stderr, on a terminal, from the moment on that something takes long."""
+"""Progress on stderr, on a terminal, from the moment on that something takes long."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,26 @@ def waiting(text: str) -> Iterator[Callable[..., None]]:
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+@contextmanager
+def working(text: str, *, after_s: float = _QUIET_S) -> Iterator[None]:
+    """A line with a spinner once the block has taken `after_s`, for work whose share is not known."""
+    from trainworks.report.rendering.console import SafeConsole  # noqa: PLC0415
+
+    console = SafeConsole(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    status = console.status(text)
+    start = threading.Timer(after_s, status.start)
+    start.start()
+    try:
+        yield
+    finally:
+        start.cancel()
+        start.join()
+        status.stop()
 
 
 @contextmanager
