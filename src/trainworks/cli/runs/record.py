@@ -10,6 +10,7 @@ import typer
 
 import trainworks
 from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find, option_errors
+from trainworks.cli.output import Html, Pdf, check_pages, write_pages
 from trainworks.report.rendering.printable import say
 from trainworks.units import format_bytes
 
@@ -69,15 +70,31 @@ def format_line(line: LogLine) -> str:
 def report_command(
     run: OptionalRun = None,
     runs: RunsOption = None,
+    html: Html = None,
+    pdf: Pdf = None,
+    no_html: Annotated[bool, typer.Option("--no-html", help="Do not write report.html beside the record.")] = False,
     as_json: AsJson = False,
-    html: Annotated[bool, typer.Option(help="Also write report.html.")] = True,
 ) -> None:
-    """Works during the run, too. Every number comes from the run's own record."""
+    """Works during the run, too. Every number comes from the run's own record. The page is `report.html` beside it, or
+    the file of `--html`.
+    """
+    check_pages(html, pdf)
     found = find(run, runs)
+    if html is None and not as_json and not no_html:
+        html = found.run_dir.report_file
+    report = found.report()
+    write_pages(report, html, pdf)
     if as_json:
-        typer.echo(json.dumps(found.report().to_json(), indent=2))
-    else:
-        print_report(found, html=html)
+        typer.echo(json.dumps(report.to_json(), indent=2))
+        return
+    from trainworks.report.rendering.console import SafeConsole
+    from trainworks.report.rendering.renderer import build_document
+    from trainworks.report.rendering.text import print_document
+
+    print_document(build_document(report), SafeConsole())
+    for page in filter(None, (html, pdf)):
+        say(f"page: {page}", err=True)
+    say_pending_copies(found)
 
 
 def print_brief(run: Run, console: Console) -> None:
@@ -89,20 +106,6 @@ def print_brief(run: Run, console: Console) -> None:
     report = run.report()
     print_document(brief(report, str(run.path), resume_command(run.run_dir, "report")), console)
     report.write_html(run.run_dir.report_file)
-    say_pending_copies(run)
-
-
-def print_report(run: Run, *, html: bool = True) -> None:
-    """Print the report to stdout, and write the page beside the record."""
-    from trainworks.report.rendering.console import SafeConsole
-    from trainworks.report.rendering.renderer import build_document
-    from trainworks.report.rendering.text import print_document
-
-    report, page = run.report(), run.run_dir.report_file
-    print_document(build_document(report), SafeConsole())
-    if html:
-        report.write_html(page)
-        say(f"page: {page}", err=True)
     say_pending_copies(run)
 
 
