@@ -1,4 +1,4 @@
-"""Runs for many readers: each record is read once, and of one that grows only what is new; and two runs compared."""
+"""Runs for many readers: each record is read once, and of one that grows only what is new; and runs compared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -18,8 +19,9 @@ from trainworks.errors import TrainworksError, UnknownRunError
 from trainworks.record.events.log import Event, read_events_from
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import CURVES, Mask, MetricColumns, Steps, thinned, trailing_mean
+from trainworks.report.pages.overlay import OverlaidRun, RunOverlay
 from trainworks.report.pages.run_tabs import SavedCheckpoint
-from trainworks.report.runs.run_comparison import RunComparison, compare_reports
+from trainworks.report.runs.run_comparison import RunComparison, compare_reports, losses_of, settings_of
 from trainworks.report.runs.summary import Report, build_report
 
 __all__ = [
@@ -213,12 +215,28 @@ class RunViews:
         raise UnknownRunError(f"no run `{name}`", hint="see the list of jobs, or the folder of runs")
 
 
-def compare(first: Run | str, second: Run | str, *, folder: Path | str = "runs") -> RunComparison:
-    """Show what two runs were given, planned and measured differently.
+@overload
+def compare(first: Run | str, second: Run | str, *, folder: Path | str = "runs") -> RunComparison: ...
+
+
+@overload
+def compare(
+    first: Run | str, second: Run | str, third: Run | str, /, *more: Run | str, folder: Path | str = "runs"
+) -> RunOverlay: ...
+
+
+def compare(
+    first: Run | str, second: Run | str, *more: Run | str, folder: Path | str = "runs"
+) -> RunComparison | RunOverlay:
+    """Show what runs were given, planned and measured differently.
+
+    Two have every difference with its figure. More lie over each other, and those that differ by their seed alone have
+    one curve, the mean, with its spread.
 
     Args:
         first: a run, or its id or path, or the number of its job.
         second: the other one; differences are relative to the first.
+        more: further runs.
         folder: folder of all runs.
 
     Raises:
@@ -229,5 +247,10 @@ def compare(first: Run | str, second: Run | str, *, folder: Path | str = "runs")
     >>> [setting.name for setting in compare(one, other).settings]
     ['name']
     """
-    runs = [as_run(each, folder) for each in (first, second)]
-    return compare_reports([(run.resolved, run.report()) for run in runs])
+    runs = [as_run(each, folder) for each in (first, second, *more)]
+    reports = [(run.resolved, run.report()) for run in runs]
+    if not more:
+        return compare_reports(reports)
+    return RunOverlay(
+        tuple(OverlaidRun("", report, settings_of(resolved), losses_of(report)) for resolved, report in reports)
+    )
