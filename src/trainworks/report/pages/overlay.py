@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from trainworks.report import wording
-from trainworks.report.pages.run_tabs import metric_chart
-from trainworks.report.pages.seed_chart import NUM_COLOURS, seed_blocks
+from trainworks.report.pages.seed_chart import NUM_COLOURS, metric_chart, seed_blocks
 from trainworks.report.rendering.document import Block, Cell, Document, Section, Styled, Table, Text, left
 from trainworks.report.rendering.plots import LiveChart
 from trainworks.report.rendering.renderer import build_document, to_json

@@ -49,6 +49,20 @@ def seed_blocks(groups: Sequence[SeedGroup], names: Sequence[str], title: str) -
     ]
 
 
+def metric_chart(title: str, lines: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]) -> Chart:
+    """A chart over steps of lines by CSS class and name, of which at least one has a point."""
+    points = [point for _, _, line in lines for point in line]
+    steps, values = [step for step, _ in points], [value for _, value in points]
+    return Chart(
+        f"{title}, steps {min(steps):.0f} to {max(steps):.0f}",
+        x=build_axis(min(steps) if min(steps) > 1 else 0, max(steps), num_ticks=7, whole=True),
+        y=build_axis(min(values), max(values)),
+        x_unit="steps",
+        curves=[Curve(css, line) for css, _, line in lines],
+        names=[(f"key {css}-key", name) for css, name, _ in lines] if len(lines) > 1 else [],
+    )
+
+
 def _name(group: SeedGroup, names: Sequence[str]) -> str:
     return ", ".join(names[index] for index in group.runs)
 
