@@ -1,4 +1,4 @@
-"""Runs for many readers: each record is read once, and of one that grows only what is new; and runs compared."""
+"""Runs for many readers: each record is read once, and of one that grows only what is new."""
 
 from __future__ import annotations
 
@@ -6,22 +6,20 @@ import threading
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 
 from trainworks.agent.current_state import current_state
 from trainworks.api.jobs import Job
 from trainworks.api.observing.job_board import JobBoard
-from trainworks.api.run_handle import Run, as_run
+from trainworks.api.run_handle import Run
 from trainworks.config.spec import is_run_id
 from trainworks.errors import TrainworksError, UnknownRunError
 from trainworks.record.events.log import Event, read_events_from
 from trainworks.record.history import returns_of
 from trainworks.record.metric_columns import CURVES, Mask, MetricColumns, Steps, thinned, trailing_mean
-from trainworks.report.pages.overlay import OverlaidRun, RunOverlay
 from trainworks.report.pages.run_tabs import SavedCheckpoint
-from trainworks.report.runs.run_comparison import RunComparison, compare_reports, losses_of, settings_of
+from trainworks.report.runs.run_comparison import RunComparison, compare_reports
 from trainworks.report.runs.summary import Report, build_report
 
 __all__ = [
@@ -30,7 +28,6 @@ __all__ = [
     "RunView",
     "RunViews",
     "SavedCheckpoint",
-    "compare",
     "compare_reports",
 ]
 
@@ -213,44 +210,3 @@ class RunViews:
         if path.parent == self._folder.resolve() and (path / "logs").is_dir():
             return path
         raise UnknownRunError(f"no run `{name}`", hint="see the list of jobs, or the folder of runs")
-
-
-@overload
-def compare(first: Run | str, second: Run | str, *, folder: Path | str = "runs") -> RunComparison: ...
-
-
-@overload
-def compare(
-    first: Run | str, second: Run | str, third: Run | str, /, *more: Run | str, folder: Path | str = "runs"
-) -> RunOverlay: ...
-
-
-def compare(
-    first: Run | str, second: Run | str, *more: Run | str, folder: Path | str = "runs"
-) -> RunComparison | RunOverlay:
-    """Show what runs were given, planned and measured differently.
-
-    Two have every difference with its figure. More lie over each other, and those that differ by their seed alone have
-    one curve, the mean, with its spread.
-
-    Args:
-        first: a run, or its id or path, or the number of its job.
-        second: the other one; differences are relative to the first.
-        more: further runs.
-        folder: folder of all runs.
-
-    Raises:
-        UnknownRunError: no such run.
-
-    >>> import tempfile, trainworks
-    >>> one, other = (trainworks.run(["true"], folder=tempfile.mkdtemp(), name=name) for name in ("one", "other"))
-    >>> [setting.name for setting in compare(one, other).settings]
-    ['name']
-    """
-    runs = [as_run(each, folder) for each in (first, second, *more)]
-    reports = [(run.resolved, run.report()) for run in runs]
-    if not more:
-        return compare_reports(reports)
-    return RunOverlay(
-        tuple(OverlaidRun("", report, settings_of(resolved), losses_of(report)) for resolved, report in reports)
-    )
