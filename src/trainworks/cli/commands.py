@@ -48,7 +48,7 @@ _PARTS = {
     "See": {
         "status": ("runs.listing", "Show the state and progress of a run."),
         "logs": ("runs.record", "Print the logs of a run."),
-        "report": ("runs.record", "Compare what was planned with what was measured."),
+        "report": ("runs.report", "Compare what was planned with what was measured."),
         "why": ("observing.analysis", "Find where a run lost time, with evidence and remedies."),
         "compare": ("observing.analysis", "Compare runs: settings, step parts, losses, cost, seeds."),
         "top": ("observing.analysis", "Watch runs, nodes and accelerators."),
