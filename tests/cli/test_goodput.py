@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.program import trainworks_program
-from trainworks.cli.options import check_writable
+from trainworks.cli.output import check_pages
 from trainworks.cli.planning.goodput import goodput_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.report.rendering import page as page_renderer
@@ -235,11 +235,11 @@ def test_a_page_that_cannot_be_written_is_the_machine_s_fault(
     folder = tmp_path / "gone"
     folder.mkdir()
 
-    def check_then_remove(html: Path | None, option: str) -> None:
-        check_writable(html, option)
+    def check_then_remove(html: Path | None, pdf: Path | None) -> None:
+        check_pages(html, pdf)
         shutil.rmtree(folder)
 
-    monkeypatch.setattr("trainworks.cli.planning.goodput.check_writable", check_then_remove)
+    monkeypatch.setattr("trainworks.cli.planning.goodput.check_pages", check_then_remove)
     with pytest.raises(EnvironmentProblem, match="cannot write"):
         forecast(html=folder / "page.html")
 
