@@ -25,7 +25,7 @@ _PUBLIC = {
     "catalog": "catalog",
     "checkpoint_copies": "checkpointing.checkpoints",
     "checkpoints": "checkpointing.checkpoints",
-    "compare": "observing.run_views",
+    "compare": "observing.comparing",
     "compare_layout": "plan",
     "copy_checkpoint": "checkpointing.checkpoints",
     "cost": "cost",

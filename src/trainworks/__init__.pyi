@@ -23,11 +23,11 @@ from trainworks.api.jobs import stop as stop
 from trainworks.api.network import network as network
 from trainworks.api.nodes import drain as drain
 from trainworks.api.nodes import nodes as nodes
+from trainworks.api.observing.comparing import compare as compare
 from trainworks.api.observing.job_board import usage as usage
 from trainworks.api.observing.log import log as log
 from trainworks.api.observing.logs import logs as logs
 from trainworks.api.observing.run_list import runs as runs
-from trainworks.api.observing.run_views import compare as compare
 from trainworks.api.observing.top import top as top
 from trainworks.api.observing.track import track as track
 from trainworks.api.observing.why import why as why

@@ -26,6 +26,15 @@ class Picture(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class PdfFile:
+    """A PDF, and what its writer has to know."""
+
+    content: bytes
+    notes: tuple[str, ...] = ()
+    """Characters that no font of this machine has; the document says so at its end as well."""
+
+
 class Renderer(Protocol):
     """Text, page and JSON of every kind of result."""
 
@@ -46,6 +55,12 @@ class Renderer(Protocol):
 
     def write_page(self, result: Result, path: Path) -> None:
         """Write the page, atomically."""
+
+    def pdf(self, result: Result) -> PdfFile:
+        """The result as PDF."""
+
+    def write_pdf(self, result: Result, path: Path) -> tuple[str, ...]:
+        """Write the PDF, atomically; returns its notes."""
 
     def to_json(self, result: Result) -> dict[str, Any]:
         """The figures in base units."""
@@ -111,6 +126,26 @@ class Result:
             DiskFullError: no space left; an older page is untouched.
         """
         self._renderer().write_page(self, Path(path))
+
+    def to_pdf(self) -> PdfFile:
+        """The page as PDF, on A4; the same result has the same bytes where the same fonts are.
+
+        Raises:
+            MissingExtraError: the extra `pdf` is not installed.
+        """
+        return self._renderer().pdf(self)
+
+    def write_pdf(self, path: Path | str) -> tuple[str, ...]:
+        """Write the page as PDF, atomically.
+
+        Returns:
+            Notes on characters that no font of this machine has, which are written as their codes.
+
+        Raises:
+            MissingExtraError: the extra `pdf` is not installed.
+            DiskFullError: no space left; an older file is untouched.
+        """
+        return self._renderer().write_pdf(self, Path(path))
 
     def to_json(self) -> dict[str, Any]:
         """The figures in base units, each key with its unit."""

@@ -32,7 +32,8 @@ PLANNING = [
 ]
 NOT_ARGUMENTS = {
     "as_json",
-    "plot",
+    "html",
+    "pdf",
     "write",
     "write_stack",
     "explain",

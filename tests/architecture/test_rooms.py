@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from tests.architecture.source import ROOT, folder_of, imports, longest_chain, modules
 
-MOST_FILES = 831
-MOST_LINES = 141_300
+MOST_FILES = 847
+MOST_LINES = 145_400
 MOST_FLOORS = 5
 """Of imports inside `api/`."""
-MOST_IMPORTED_ONCE = 106
+MOST_IMPORTED_ONCE = 108
 MOST_SMALL = 155
 MOST_UNTYPED = 120
 _SMALL_LINES = 3

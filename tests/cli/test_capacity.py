@@ -78,7 +78,7 @@ def test_a_figure_is_explained_down_to_its_sources(small: str, golden) -> None:
 
 def test_the_page_has_a_dot_for_every_policy(small: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    answer = answer_of(small, *ON_NODES, "--plot", str(page))
+    answer = answer_of(small, *ON_NODES, "--html", str(page))
     assert page.read_text().count("<circle") == len(answer["policies"])
 
 
@@ -96,8 +96,8 @@ def test_the_page_has_a_dot_for_every_policy(small: str, tmp_path: Path) -> None
         ({"deadlines": 0.9}, "no job of the trace has a deadline that it can meet"),
         ({"spot_life": "1s"}, "`1s` is below 1m 0s"),
         ({"fixed": 0, "on_demand_max": 1}, "the limits leave too few nodes for every job"),
-        ({"plot": Path("/nowhere/page.html")}, "`/nowhere` is not a folder"),
-        ({"plot": Path()}, "`.` is not a file"),
+        ({"html": Path("/nowhere/page.html")}, "`/nowhere` is not a folder"),
+        ({"html": Path()}, "`.` is not a file"),
         ({"save_trace": Path("jobs.csv")}, "is a trace already"),
         ({"explain": "happiness"}, "no figure `happiness`"),
     ],
@@ -107,7 +107,7 @@ def test_a_wrong_request_is_one_usage_error_with_a_next_step(small: str, options
     with pytest.raises(UsageError) as found:
         capacity_command(Path(small), **(options if price else {"node": "DGX H100"} | options))
     assert error in found.value.message
-    assert found.value.hint or "plot" in options
+    assert found.value.hint or "html" in options
 
 
 @pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def test_the_place_of_a_wrong_cell_is_printed_and_the_exit_code_is_that_of_a_usa
 
 def test_a_page_that_cannot_be_written_is_a_problem_of_the_machine(small: str) -> None:
     with pytest.raises(EnvironmentProblem, match="cannot write"):
-        capacity_command(Path(small), node="DGX H100", plot=Path("/proc/page.html"))
+        capacity_command(Path(small), node="DGX H100", html=Path("/proc/page.html"))

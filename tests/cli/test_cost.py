@@ -56,8 +56,8 @@ REFUSED = [
     "--on 'DGX H100' --prices broken.csv",
     "--on 'DGX H100' --prices binary.csv",
     "--on 'DGX H100' --prices skypilot",
-    "--on 'DGX H100' --plot nowhere/cost.html",
-    "--on 'DGX H100' --plot .",
+    "--on 'DGX H100' --html nowhere/cost.html",
+    "--on 'DGX H100' --html .",
     "here.yaml",
     "command.yaml",
 ]
@@ -208,12 +208,12 @@ def test_an_option_names_another_cluster_than_the_run_file(folder: Path) -> None
 
 
 def test_the_page_is_written(folder: Path) -> None:
-    cost("--on", "DGX H100", "--plot", "cost.html")
+    cost("--on", "DGX H100", "--html", "cost.html")
     assert "What moves the answer most" in (folder / "cost.html").read_text(encoding="utf-8")
 
 
 def test_a_page_that_cannot_be_written_is_the_environments_fault(folder: Path) -> None:
-    error = refusal("--on", "DGX H100", "--plot", "/proc/cost.html")
+    error = refusal("--on", "DGX H100", "--html", "/proc/cost.html")
     assert error.exit_code == 3
     assert error.message.startswith("cannot write `/proc/cost.html`")
 

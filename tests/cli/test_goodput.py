@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.program import trainworks_program
-from trainworks.cli.options import check_writable
+from trainworks.cli.output import check_pages
 from trainworks.cli.planning.goodput import goodput_command
 from trainworks.errors import DiskFullError, EnvironmentProblem, UsageError
 from trainworks.report.rendering import page as page_renderer
@@ -79,8 +79,8 @@ REFUSED: list[dict[str, Any]] = [
     {"slow_speed": 1.5},
     {"spot": "1m", "spot_notice": "1h"},
     {"explain": "price"},
-    {"plot": Path("nowhere/page.html")},
-    {"plot": Path()},
+    {"html": Path("nowhere/page.html")},
+    {"html": Path()},
     {"run_file": Path("nope.yaml"), "on": None, "work": None},
     {"run_file": Path("run.yaml"), "on": None},
     {"run_file": Path("command.yaml"), "on": None, "work": None},
@@ -215,7 +215,7 @@ def test_an_elastic_job_that_can_miss_no_replica_says_so(forecast) -> None:
 
 
 def test_the_page_is_written_beside_the_text(tmp_path: Path, forecast) -> None:
-    forecast(plot=tmp_path / "page.html", deadline="31d")
+    forecast(html=tmp_path / "page.html", deadline="31d")
     assert "deadline 31d" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
@@ -225,8 +225,8 @@ def test_a_full_disk_is_the_machine_s_fault(tmp_path: Path, forecast, monkeypatc
 
     monkeypatch.setattr(page_renderer, "write_atomic", full)
     with pytest.raises(DiskFullError) as raised:
-        forecast(plot=tmp_path / "page.html")
-    assert (raised.value.place, raised.value.exit_code) == ("--plot", 3)
+        forecast(html=tmp_path / "page.html")
+    assert (raised.value.place, raised.value.exit_code) == ("--html", 3)
 
 
 def test_a_page_that_cannot_be_written_is_the_machine_s_fault(
@@ -235,13 +235,13 @@ def test_a_page_that_cannot_be_written_is_the_machine_s_fault(
     folder = tmp_path / "gone"
     folder.mkdir()
 
-    def check_then_remove(plot: Path | None, option: str) -> None:
-        check_writable(plot, option)
+    def check_then_remove(html: Path | None, pdf: Path | None) -> None:
+        check_pages(html, pdf)
         shutil.rmtree(folder)
 
-    monkeypatch.setattr("trainworks.cli.planning.goodput.check_writable", check_then_remove)
+    monkeypatch.setattr("trainworks.cli.planning.goodput.check_pages", check_then_remove)
     with pytest.raises(EnvironmentProblem, match="cannot write"):
-        forecast(plot=folder / "page.html")
+        forecast(html=folder / "page.html")
 
 
 def test_a_run_on_this_machine_is_refused(tmp_path: Path) -> None:

@@ -372,9 +372,8 @@ def test_a_command_is_planned_by_what_it_trains(tmp_path: Path) -> None:
     assert text.startswith("error: nothing says what this command trains, as a plan needs it")
 
 
-@pytest.mark.parametrize("option", ["explain", "plot"])
-def test_options_of_described_clusters_need_one(tmp_path: Path, option: str) -> None:
-    text = refusal(tmp_path, RUN.replace(f"cluster: {ON}\n", ""), **{option: Path("x")})
+def test_a_layout_is_compared_on_a_described_cluster_alone(tmp_path: Path) -> None:
+    text = refusal(tmp_path, RUN.replace(f"cluster: {ON}\n", ""), explain="tp=2")
     assert "for a described cluster" in text
 
 
@@ -620,7 +619,7 @@ def test_parts_are_one_empty_line_apart_and_nothing_stands_twice() -> None:
 
 def test_a_page_shows_the_asked_layout_beside_the_proposed(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    plan_command(written(tmp_path), explain="tp=8,pp=4,micro_batch=1", plot=page)
+    plan_command(written(tmp_path), explain="tp=8,pp=4,micro_batch=1", html=page)
     names = re.findall(r'class="name"><span>([^<]+)', page.read_text(encoding="utf-8"))
     assert len(names) == 4
     assert names[0].startswith("tp 8, ")
@@ -632,9 +631,9 @@ def test_a_page_shows_the_asked_layout_beside_the_proposed(tmp_path: Path) -> No
     [("no/plan.html", "no` is not a folder"), (".", "` is not a file"), ("/dev/full", "`/dev/full` is not a file")],
 )
 def test_a_page_that_cannot_be_written_is_refused_before_planning(tmp_path: Path, page: str, message: str) -> None:
-    text = refusal(tmp_path, RUN.replace("llama2-7b", "no-such-model"), plot=tmp_path / page)
+    text = refusal(tmp_path, RUN.replace("llama2-7b", "no-such-model"), html=tmp_path / page)
     assert message in text.splitlines()[0]
-    assert "--> --plot" in text
+    assert "--> --html" in text
 
 
 def test_a_page_on_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,7 +641,7 @@ def test_a_page_on_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch: p
         raise DiskFullError("no space left on device: 0 B free, writing `plan.html`", hint="lower `checkpoint.keep`")
 
     monkeypatch.setattr(page_renderer, "write_atomic", full)
-    text = refusal(tmp_path, plot=tmp_path / "plan.html")
+    text = refusal(tmp_path, html=tmp_path / "plan.html")
     assert text.endswith("hint: free some space, or write it elsewhere")
 
 

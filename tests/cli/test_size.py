@@ -219,7 +219,7 @@ def test_every_figure_of_a_proposal_can_be_explained(run_file: Path) -> None:
 
 
 def test_the_page_holds_all_of_it_and_asks_for_nothing(run_file: Path) -> None:
-    size("run.yaml", "--only", "p5.48xlarge", "--plot", "page.html", folder=run_file.parent)
+    size("run.yaml", "--only", "p5.48xlarge", "--html", "page.html", folder=run_file.parent)
     page = (run_file.parent / "page.html").read_text()
     heads = (
         "Why",
@@ -277,7 +277,7 @@ def test_several_runs_share_one_cluster(run_file: Path, golden) -> None:
         (["--contract", "stolen"], "unknown contract `stolen`"),
         (["--hours-per-year", "9000"], "9000 is not between 1 and 8,784"),
         (["--assume", "PUE=0.5"], "PUE is 0.5"),
-        (["--plot", "nowhere/page.html"], "`nowhere` is not a folder"),
+        (["--html", "nowhere/page.html"], "`nowhere` is not a folder"),
         (["--largest", "0"], "'--largest'"),
         (["--prices", "none.csv"], "cannot read `none.csv`"),
     ],

@@ -79,14 +79,16 @@ def make_plan(**changes: Any) -> Plan:
 
 
 class RunWriter:
-    """Writes one run as time goes by on its own clock: `at` is now."""
+    """Writes one run as time goes by on its own clock: `at` is now. `changes` are keys of its workload."""
 
-    def __init__(self, root: Path, plan: Plan | None, command: str | None, name: str = "stdlib-lm") -> None:
+    def __init__(
+        self, root: Path, plan: Plan | None, command: str | None, name: str = "stdlib-lm", **changes: Any
+    ) -> None:
         self.run_dir: RunDir = create_run_dir(root, name)
         self.at = LAUNCH_AT
         self.step = 0
         self.attempt_number = 0
-        work = {"run": command} if command else {"workload": WORKLOAD}
+        work = {"run": command} if command else {"workload": WORKLOAD | changes}
         self.run_dir.write_resolved(
             ResolvedRun(
                 run_id=self.run_dir.run_id,

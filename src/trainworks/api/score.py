@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from trainworks.api.inputs import Progress, no_progress
 from trainworks.catalog.cluster import ClusterDescription
-from trainworks.errors import UsageError
+from trainworks.errors import ArgumentError, UsageError
 from trainworks.host.folders import FINISHED_RUNS, data_folder
 from trainworks.measure.measured_clusters import remarks_left_out
 from trainworks.measure.scoring import TABLES, ScoreReport, excess_notes
 from trainworks.measure.tables import read_table
 from trainworks.plan.cluster.learning import RateInUse, rates_in_use
 from trainworks.plan.score import AccuracyReport
-from trainworks.record.measured.finished_run import read_finished
+from trainworks.record.measured.finished_run import finished_in, read_finished
 from trainworks.record.measured.measurement import ClusterMeasurement, cluster_key
 from trainworks.record.measured.measurement_store import read_measurements
+from trainworks.record.measured.past_run import FinishedRun
 
 
 def score(
@@ -65,13 +67,33 @@ def score(
     return ScoreReport(name, results, TABLES[name].score(results), notes, measured)
 
 
-def accuracy(machine: str | None = None) -> AccuracyReport:
-    """Compare the predicted and the measured step time of every finished run of this user.
+def accuracy(machine: str | None = None, *, sources: Iterable[Path | str] = ()) -> AccuracyReport:
+    """Compare the predicted and the measured step time of every finished run, of this user or of a team.
 
     A run is remembered when it finishes, with the prediction that it started with. Plans of the same kind of machine
-    learn from it. `machine` is one kind of them, as the report names it; all when left out.
+    learn from it.
+
+    Args:
+        machine: one kind of machine, as the report names it; all when left out.
+        sources: of a team: folders of runs, whose records are read, and stores of finished runs
+            (`finished-runs.jsonl` in the data folder of each user). A run that several have counts once. The store of
+            this user when left out.
+
+    Raises:
+        UsageError: a source does not exist.
 
     >>> accuracy("a machine that no run was on").runs
     []
     """
-    return AccuracyReport(read_finished(data_folder(FINISHED_RUNS), machine))
+    places = [Path(source) for source in sources]
+    if not places:
+        return AccuracyReport(read_finished(data_folder(FINISHED_RUNS), machine))
+    found: dict[str, FinishedRun] = {}
+    for place in places:
+        if not place.exists():
+            hint = f"name a folder of runs, or a `{FINISHED_RUNS}`"
+            raise ArgumentError(f"`{place}` does not exist", argument="sources", hint=hint)
+        for run in finished_in(place) if place.is_dir() else read_finished(place):
+            found[run.run] = run
+    runs = sorted(found.values(), key=lambda run: run.finished_at)
+    return AccuracyReport([run for run in runs if machine in (None, run.machine)], tuple(map(str, places)))

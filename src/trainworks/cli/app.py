@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from trainworks import __version__
-from trainworks.cli.commands import ALIASES, COMMANDS, PARTS, command_of, sparing_defaults
+from trainworks.cli.commands import ALIASES, COMMANDS, PARTS, command_of, current_name, sparing_defaults
 from trainworks.cli.problems import end_with, exit_code_of
 from trainworks.errors import DiskFullError, TrainworksError, UsageError, problem_of_place, suggest
 from trainworks.report.rendering.printable import prepare_streams, say
@@ -62,7 +62,7 @@ def _imported(name: str) -> Any:
         name=name,
         cls=_Command,
         help=f"{COMMANDS[name]}\n\n{inspect.cleandoc(function.__doc__ or '')}",
-        context_settings=function.__globals__.get("CONTEXT_SETTINGS"),
+        context_settings={"token_normalize_func": lambda option: current_name(name, option)},
     )(function)
     return typer.main.get_command(command)
 

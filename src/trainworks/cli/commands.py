@@ -48,9 +48,9 @@ _PARTS = {
     "See": {
         "status": ("runs.listing", "Show the state and progress of a run."),
         "logs": ("runs.record", "Print the logs of a run."),
-        "report": ("runs.record", "Compare what was planned with what was measured."),
+        "report": ("runs.report", "Compare what was planned with what was measured."),
         "why": ("observing.analysis", "Find where a run lost time, with evidence and remedies."),
-        "compare": ("observing.analysis", "Compare two runs: settings, step parts, losses, cost."),
+        "compare": ("observing.analysis", "Compare runs: settings, step parts, losses, cost, seeds."),
         "top": ("observing.analysis", "Watch runs, nodes and accelerators."),
         "serve": ("observing.serve", "Show jobs and runs as live web pages, with a REST API."),
         "ls": ("runs.listing", "List runs."),
@@ -84,6 +84,21 @@ PARTS = {part: tuple(commands) for part, commands in _PARTS.items()}
 
 ALIASES = {"launch": "submit", "queue": "ps", "squeue": "ps", "cancel": "stop", "scancel": "stop", "sinfo": "nodes"}
 """Command names of SkyPilot and Slurm."""
+
+_RENAMED = {
+    "": {"plot": "html"},
+    "goodput": {"write": "save-write", "notice": "spot-notice", "wait": "spot-wait"},
+}
+"""Options under their old names, which keep working: of every command, and of one."""
+
+
+def current_name(command: str, option: str) -> str:
+    """The name that an option of a command has now.
+
+    >>> current_name("plan", "plot"), current_name("goodput", "wait"), current_name("plan", "wait")
+    ('html', 'spot-wait', 'wait')
+    """
+    return (_RENAMED[""] | _RENAMED.get(command, {})).get(option, option)
 
 
 def command_of(name: str) -> Any:

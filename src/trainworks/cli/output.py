@@ -1,22 +1,22 @@
-"""Print a result: as text, as JSON, as the derivation of one figure, as an HTML page, or as files."""
+"""Print a result: as text, as JSON, as the derivation of one figure, and its page as HTML and as PDF."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainworks.cli.options import option_errors, wide_console
+from trainworks.cli.options import check_writable, option_errors, warn, wide_console
+from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from trainworks.api.plan import Handover
-    from trainworks.api.proposal import Proposed
     from trainworks.api.run_request import AnyRequest
     from trainworks.config.run_file import RunFile
     from trainworks.config.source import Source
@@ -24,27 +24,67 @@ if TYPE_CHECKING:
     from trainworks.results import Result
 
 
-WriteStack = Annotated[
+Html = Annotated[
     Path | None,
-    typer.Option("--write-stack", metavar="FILE", help="Write a stack file of the cluster, for `trainworks deploy`."),
+    typer.Option("--html", metavar="FILE", help="Also write it as an HTML page, with pictures.", show_default=False),
 ]
-ToFolder = Annotated[
-    Path | None, typer.Option("--to", metavar="FOLDER", help="Write the files to this folder instead of printing them.")
+Pdf = Annotated[
+    Path | None, typer.Option("--pdf", metavar="FILE", help="Also write the page as PDF.", show_default=False)
 ]
+_ENDINGS = {"--html": (".html", ".htm"), "--pdf": (".pdf",)}
 
 
-def show(result: Result, *, as_json: bool = False, figure: str | None = None, plot: Path | None = None) -> None:
-    """Print a result on stdout, as text unless an option says otherwise; write the page of `--plot` as well.
+def check_pages(html: Path | None, pdf: Path | None) -> None:
+    """Refuse pages that cannot be written, before anything is computed.
+
+    Raises:
+        UsageError: a folder does not exist, a path is not a file, or its name says another format.
+        MissingExtraError: the library that writes PDF is not installed.
+    """
+    for option, path in {"--html": html, "--pdf": pdf}.items():
+        check_writable(path, option)
+        if path is not None and path.suffix.lower() not in _ENDINGS[option]:
+            ending = _ENDINGS[option][0]
+            hint = f"name it `{path.with_suffix(ending)}`" if path.name else None
+            raise UsageError(f"`{path}` does not end in {ending}", place=option, hint=hint)
+    if pdf is not None:
+        from trainworks.report.rendering.renderer import require_pdf
+
+        require_pdf()
+
+
+def write_pages(result: Result, html: Path | None, pdf: Path | None) -> None:
+    """Write the pages that the options name, atomically; warn where a PDF lacks a character.
+
+    Raises:
+        EnvironmentProblem: a page cannot be written.
+    """
+    if html is not None:
+        with option_errors("--html", html):
+            result.write_html(html)
+    if pdf is not None:
+        with option_errors("--pdf", pdf):
+            for note in result.write_pdf(pdf):
+                warn(note)
+
+
+def show(
+    result: Result,
+    *,
+    as_json: bool = False,
+    figure: str | None = None,
+    html: Path | None = None,
+    pdf: Path | None = None,
+) -> None:
+    """Print a result on stdout, as text unless an option says otherwise; write its pages as well.
 
     `figure` names one whose derivation is printed instead.
 
     Raises:
         UsageError: no figure has that name.
-        EnvironmentProblem: the page cannot be written.
+        EnvironmentProblem: a page cannot be written.
     """
-    if plot is not None:
-        with option_errors("--plot", plot):
-            result.write_html(plot)
+    write_pages(result, html, pdf)
     if figure is not None:
         from trainworks.report.explain import explain
 
@@ -106,36 +146,3 @@ def show_unused(request: AnyRequest) -> None:
 
     for unused in (note for run in runs_of(request) for note in run.unused):
         say(f"note: {unused}", err=True)
-
-
-def write_proposed_stack(proposal: Proposed, path: Path) -> None:
-    """Write the stack file of a proposed cluster, and say on stderr what follows."""
-    from trainworks.api.proposal import stack_yaml
-
-    with option_errors():
-        write_file(path, stack_yaml(proposal), "--write-stack")
-    say(f"note: fill in the marked lines of {path}, then: trainworks deploy check {path}", err=True)
-
-
-def write_file(path: Path, content: str, option: str) -> None:
-    """Write the file that an option names, atomically; errors name the option."""
-    from trainworks.files import write_atomic
-
-    with option_errors(option, path):
-        write_atomic(path, content)
-
-
-def print_or_write(files: Mapping[str, str], to: Path | None) -> None:
-    """Print the files under their names, or write them to a folder; scripts become executable."""
-    if to is None:
-        for name, text in files.items():
-            typer.echo(f"# --- {name}")
-            typer.echo(text, nl=False)
-        return
-    from trainworks.files import write_atomic
-
-    for name, text in files.items():
-        (to / name).parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(to / name, text)
-        (to / name).chmod(0o755 if name.endswith(".sh") else 0o644)
-        typer.echo(to / name)

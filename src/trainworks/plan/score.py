@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import log, sqrt
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,7 +22,11 @@ from numpy.typing import ArrayLike
 from trainworks.plan.layouts import Array
 from trainworks.plan.uncertainty import PRIOR, Observation, Prior, believe, interval_s
 from trainworks.record.measured.past_run import FinishedRun
-from trainworks.results import Result
+from trainworks.results import Result, ResultVerdict
+
+_MOST_OFF, _FEWEST_RUNS = 0.1, 5
+_SHARE_INSIDE, _Z95 = 0.8, 1.645
+"""Share of measurements that an interval should contain, and deviations of a sum that 95 of 100 do not fall below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +175,71 @@ def learned_positions(n: int, learned: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class TermErrors:
+    """One term of the step over n runs, in shares of the measured step m; the parts of all terms add up to the bias.
+
+    Symbols: p_t and m_t the term as planned and as measured.
+    """
+
+    n: int
+    planned: float
+    """Mean of p_t / m."""
+    measured: float
+    """Mean of m_t / m."""
+
+    @property
+    def part(self) -> float:
+        """Mean of (p_t - m_t) / m: what the term adds to the bias."""
+        return self.planned - self.measured
+
+
+@dataclass(frozen=True, slots=True)
 class AccuracyReport(Result):
-    """Finished runs of this user with their predictions, oldest first."""
+    """Finished runs with their predictions, oldest first."""
 
     runs: list[FinishedRun]
+    sources: tuple[str, ...] = ()
+    """Stores and folders that they are from; empty for the store of this user."""
+
+    @property
+    def verdict(self) -> ResultVerdict | None:
+        """Whether the plans can be relied on, and with which margin; None without a run.
+
+        `go` where the median error is at most 10 % and the intervals hold: no fewer measurements are inside than 95 of
+        100 sets of so many runs have, if each interval holds for 80 %. Both limits are choices.
+        """
+        errors = self.errors
+        if errors is None or errors.coverage is None:
+            return None
+        inside = round(errors.coverage * errors.n)
+        runs = f"{errors.n:,} run{'s' if errors.n > 1 else ''}"
+        figure = f"{errors.median:.0%} off in the median over {runs}, {inside:,} of them inside their 80 % interval"
+        worst = self.worst[0]
+        side = "short" if worst.error < 0 else "long"
+        unless = f"the plan of {Path(worst.run).name} was {abs(worst.error):.0%} too {side}"
+        if errors.n < _FEWEST_RUNS:
+            return ResultVerdict("Wait for more runs before you rely on these plans", figure, unless, "check")
+        fewest = _SHARE_INSIDE - _Z95 * sqrt(_SHARE_INSIDE * (1 - _SHARE_INSIDE) / errors.n)
+        if errors.median <= _MOST_OFF and errors.coverage >= fewest:
+            return ResultVerdict("Rely on these plans", figure, unless)
+        return ResultVerdict(f"Leave a margin of {errors.p90:.0%} on these plans", figure, unless, "check")
+
+    @property
+    def worst(self) -> list[FinishedRun]:
+        """The runs by the size of the ratio of plan and measurement, the farthest from one first."""
+        return sorted(self.runs, key=lambda run: -abs(log(run.planned_s / run.measured_s)))
+
+    @property
+    def terms(self) -> dict[str, TermErrors]:
+        """Errors by term of the step, over the runs that have them; the largest part of the bias first."""
+        known = [run for run in self.runs if run.terms_s]
+        names = dict.fromkeys(name for run in known for name in run.terms_s)
+        found = {}
+        for name in names:
+            pairs = np.array([run.terms_s.get(name, (0.0, 0.0)) for run in known])
+            shares = pairs / np.array([[run.measured_s] for run in known])
+            found[name] = TermErrors(len(known), *map(float, shares.mean(axis=0)))
+        return dict(sorted(found.items(), key=lambda pair: -abs(pair[1].part)))
 
     @property
     def machines(self) -> dict[str, Errors]:

@@ -13,6 +13,7 @@ from trainworks.plan.capacity.plan import CapacityPlan
 from trainworks.plan.capacity.policy import FIXED, ON_DEMAND, SPOT, Policy
 from trainworks.plan.capacity.policy_comparison import PolicyReplay
 from trainworks.plan.sizing.result import SHARED_WEEKS, SharedCapacity
+from trainworks.report.explain import sources_section
 from trainworks.report.rendering.axes import build_axis, labelled_axis
 from trainworks.report.rendering.document import Block, Column, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Chart, Curve, Dot, Rule, step_path
@@ -52,6 +53,7 @@ def document(plan: CapacityPlan) -> Document:
             Section("cost against wait", _chart(plan), only="page"),
             Section(policies, [_front(plan)]),
             Section("", [Text(_best(plan), "bold")]),
+            sources_section(plan.figures),
         ],
         notes=plan.notes,
     )

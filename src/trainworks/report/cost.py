@@ -10,7 +10,7 @@ from trainworks.plan.cost.owning import fits_in_year
 from trainworks.plan.cost.renting import CONTRACTS
 from trainworks.plan.cost.report import CostReport
 from trainworks.plan.trace import Traced
-from trainworks.report.explain import tornado_plot
+from trainworks.report.explain import sources_section, tornado_plot
 from trainworks.report.rendering.document import (
     NARROW,
     Block,
@@ -42,6 +42,7 @@ def document(report: CostReport) -> Document:
             Section("", [_offers(report)] if report.comparison.lines else []),
             Section("", [Text(sentence) for sentence in report.sentences]),
             _swings(report.comparison, report.exchange),
+            sources_section(report.figures),
         ],
         about=f"{cluster.num_accelerators:,} {cluster.accelerator.name}",
         notes=report.notes,

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from trainworks.catalog.exchange import Exchange
 from trainworks.errors import UsageError
 from trainworks.plan.trace import Swing, Traced, walk
-from trainworks.report.rendering.document import Block, Text
+from trainworks.report.rendering.document import Block, Details, Preformatted, Section, Text
 from trainworks.report.rendering.plots import Range, Ranges
 from trainworks.units import format_quantity
 
@@ -39,23 +39,35 @@ def find_figure(figures: Sequence[Traced], name: str) -> Traced:
     )
 
 
+def sources_section(figures: Sequence[Traced]) -> Section:
+    """Every number with its derivation, on a page; one that an earlier number has derived is named with that number."""
+    blocks: list[Block] = [Text("Formula, inputs, and the source of each.", "dim")] if figures else []
+    derived: dict[str, tuple[str, float]] = {}
+    for figure in figures:
+        lines = list(_lines(figure, "", figure.name, derived))
+        blocks.append(Details(lines[0], [Preformatted("\n".join(lines))]))
+    return Section("where the figures come from", blocks, only="page")
+
+
 def trace_lines(root: Traced) -> Iterator[str]:
     """The number and, indented below it, its inputs; a repeated one is named without its inputs."""
-    yield from _lines(root, "", set())
+    yield from _lines(root, "", root.name, {})
 
 
-def _lines(item: Traced, indent: str, shown: set[str]) -> Iterator[str]:
+def _lines(item: Traced, indent: str, root: str, derived: dict[str, tuple[str, float]]) -> Iterator[str]:
+    """Lines of one number; `derived` has the root and the value of each number that was derived before."""
     value = f"{indent}{item.name} = {format_quantity(item.value, item.unit)}"
-    if item.name in shown and item.inputs:
-        yield f"{value} (above)"
+    place, amount = derived.get(item.name, ("", None))
+    if place and item.inputs and (place == root or amount == item.value):
+        yield f"{value} ({'above' if place == root else f'see {place}'})"
         return
-    shown.add(item.name)
+    derived[item.name] = (root, item.value)
     has_range = item.low is not None and item.high is not None and item.formula is None
     low, high = (format_quantity(end or 0.0, item.unit) for end in (item.low, item.high))
     yield f"{value} ({low} to {high})" if has_range else value
     yield from textwrap.wrap(_origin(item), _WIDTH, initial_indent=f"{indent}    ", subsequent_indent=f"{indent}      ")
     for each in item.inputs.values():
-        yield from _lines(each, f"{indent}  ", shown)
+        yield from _lines(each, f"{indent}  ", root, derived)
 
 
 def _origin(item: Traced) -> str:

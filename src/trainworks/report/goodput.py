@@ -7,6 +7,7 @@ from functools import partial
 
 from trainworks.plan.reliability.forecast import GoodputForecast
 from trainworks.plan.reliability.scenario import SimulationOutcome
+from trainworks.report.explain import sources_section
 from trainworks.report.rendering.axes import Axis, build_axis
 from trainworks.report.rendering.document import Block, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Bar, Bars, Chart, Curve, Rule, Segment
@@ -50,6 +51,7 @@ def document(forecast: GoodputForecast) -> Document:
             Section("finish", finish_chart(forecast.outcome.wall_s.tolist(), forecast.deadline_s), only="page"),
             Section(times, [*badput_bars(by_spares), shares]),
             Section("spares", [_spares_table(forecast)]),
+            sources_section(forecast.figures),
         ],
         about=f"{forecast.job.cluster.name}, {_time(forecast.job.work.value)} of work, {_spares(forecast.spares)}",
         notes=forecast.notes,

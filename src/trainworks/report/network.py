@@ -12,6 +12,7 @@ from trainworks.plan.network.grids import GridNetwork
 from trainworks.plan.network.plan import NetworkPlan
 from trainworks.plan.network.support import SupportNetworks
 from trainworks.plan.network.traffic import Message, message_time
+from trainworks.report.explain import sources_section
 from trainworks.report.network_drawing import network_picture
 from trainworks.report.rendering.document import NARROW, Document, Facts, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Drawing
@@ -35,6 +36,7 @@ def document(plan: NetworkPlan) -> Document:
             Section("messages", [_messages(plan)]),
             Section("bill of materials", [_bill(plan), *(Text(line) for line in _bill_notes(plan))]),
             Section("what else could be built", [_alternatives(plan), *_legend(plan)]),
+            sources_section(plan.figures),
         ],
         about=f"{design.topology}, {switches}, {cables}",
         notes=_all_notes(plan),

@@ -1,26 +1,22 @@
-"""The planner's predictions against measurements: of a table, by source, and of your finished runs over time."""
+"""The planner's predictions against the measurements of a table, by source."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 
 from trainworks.measure.scoring import CollectiveScore, Group, MemoryScore, Refusal, RunScore, ScoreReport, Sweep
-from trainworks.plan.score import AccuracyReport, Errors
-from trainworks.record.measured.past_run import FinishedRun
-from trainworks.report.rendering.document import Cell, Column, Document, Facts, Row, Section, Styled, Table, Text, right
+from trainworks.plan.score import Errors
+from trainworks.report.rendering.document import Column, Document, Row, Section, Table, Text, right
 from trainworks.report.rendering.renderer import build_document, to_json
-from trainworks.units import format_share, format_step_time
+from trainworks.units import format_share
 
 _percent = partial(format_share, digits=1)
 _TITLES = {"yes": "step time", "moe": "step time, models with experts"}
 _MAX_IDS = 3
 _LONGEST_SOURCE = 80
 _STATISTICS = ("n", "MAPE", "median", "p90", "bias")
-_NONE = "no run has finished yet; `trainworks run` and `trainworks submit` remember each one that does"
 
 
 @build_document.register
@@ -125,49 +121,3 @@ def _(report: ScoreReport) -> Mapping[str, object]:
     counts = {"table": report.table, "rows": len(report.rows), "predicted": len(report.rows) - len(refused)}
     measured = {cluster: [asdict(rate) for rate in rates] for cluster, rates in report.measured.items()}
     return counts | asdict(report.score) | {"refused": refused, "measured": measured, "notes": report.notes}
-
-
-@build_document.register
-def accuracy_document(report: AccuracyReport) -> Document:
-    """Every run with its prediction, and the errors by kind of machine."""
-    if not report.runs:
-        return Document("Accuracy of your plans", "accuracy", [Section("", [Text(_NONE)])])
-    columns = [Column("finished"), Column("run"), *right("planned", "80 %", "measured", "error", "learned from")]
-    caption = "error: planned / measured - 1; learned from: finished runs that the plan had learned from"
-    table = Table([*columns, Column("layout", wrap=True)], [_finished_run(run) for run in report.runs], caption=caption)
-    machines = dict(report.machines)
-    if len(machines) > 1 and report.errors is not None:
-        machines["all machines"] = report.errors
-    facts = {machine: _summary(errors) for machine, errors in machines.items()}
-    return Document(
-        "Accuracy of your plans", "accuracy", [Section("", [Facts.from_mapping(facts)]), Section("", [table])]
-    )
-
-
-def _finished_run(run: FinishedRun) -> list[Cell]:
-    error = f"{100 * run.error:+.1f} %"
-    return [
-        f"{datetime.fromtimestamp(run.finished_at, UTC):%Y-%m-%d %H:%M}",
-        Path(run.run).name,
-        format_step_time(run.planned_s),
-        f"{format_step_time(run.low_s)} to {format_step_time(run.high_s)}",
-        format_step_time(run.measured_s),
-        error if run.is_inside else Styled(error, "warning"),
-        f"{run.learned_from}",
-        run.layout,
-    ]
-
-
-def _summary(errors: Errors) -> str:
-    inside = f", {errors.coverage:.0%} inside their 80 % interval" if errors.coverage is not None else ""
-    runs = f"{errors.n:,} run{'s' if errors.n > 1 else ''}"
-    return f"{runs}: error {errors.mape:.1%} on average, median {errors.median:.1%}, bias {errors.bias:+.1%}{inside}"
-
-
-@to_json.register
-def _(report: AccuracyReport) -> Mapping[str, object]:
-    return {
-        "runs": [run.model_dump(exclude={"format_version"}) | {"error": run.error} for run in report.runs],
-        "machines": {machine: asdict(errors) for machine, errors in report.machines.items()},
-        "errors": asdict(report.errors) if report.errors else None,
-    }

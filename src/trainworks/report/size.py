@@ -18,8 +18,8 @@ from trainworks.plan.sizing.facility import nodes_per_rack
 from trainworks.plan.sizing.proposal import Alternative, SizingGoal, front
 from trainworks.plan.sizing.result import Ownership, Proposal, ProposalDetails, SizingRequest, SmallestCluster
 from trainworks.plan.storage.systems import StorageVerdict, recommended
-from trainworks.plan.trace import Traced, tornado
-from trainworks.report.explain import tornado_plot, trace_json, trace_lines
+from trainworks.plan.trace import tornado
+from trainworks.report.explain import sources_section, tornado_plot, trace_json
 from trainworks.report.goodput import badput_bars, finish_chart
 from trainworks.report.network_drawing import network_picture
 from trainworks.report.rendering.axes import build_axis
@@ -27,10 +27,8 @@ from trainworks.report.rendering.document import (
     Block,
     Bullets,
     Column,
-    Details,
     Document,
     Facts,
-    Preformatted,
     Row,
     Section,
     Table,
@@ -87,7 +85,7 @@ def document(proposal: Proposal) -> Document:
             Section("storage", [_storage(details)]),
             Section(f"{cost.name}: {money.format(cost.value)}", plot, only="page"),
             Section("own or rent", [Text(line) for line in _own_or_rent(details.ownership, request)]),
-            Section("where the figures come from", _derivations(proposal.figures), only="page"),
+            sources_section(proposal.figures),
         ],
         notes=[*details.plan.notes, *request.price_notes, *money.notes, *filter(None, prices)],
         verdict=proposal.verdict,
@@ -334,14 +332,6 @@ def _own_or_rent(owned: Ownership | None, request: SizingRequest) -> list[str]:
         )
     power = format_quantity(owned.facility.power.value, "W")
     return [*lines, f"room: {power} with cooling, {owned.facility.racks.value:.0f} racks; {owned.facility.cooling}"]
-
-
-def _derivations(figures: Sequence[Traced]) -> list[Block]:
-    blocks: list[Block] = [Text("Formula, inputs, and the source of each.", "dim")]
-    for figure in figures:
-        lines = list(trace_lines(figure))
-        blocks.append(Details(lines[0], [Preformatted("\n".join(lines))]))
-    return blocks
 
 
 @to_json.register

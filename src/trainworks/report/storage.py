@@ -10,6 +10,7 @@ from trainworks.plan.storage.raid import UNPROTECTED, Raid
 from trainworks.plan.storage.run import RAID_DRIVE_BYTES, RAID_DRIVES, StoragePlan, raid_figures
 from trainworks.plan.storage.systems import StorageVerdict, recommended
 from trainworks.plan.trace import Traced
+from trainworks.report.explain import sources_section
 from trainworks.report.rendering.document import Column, Document, Facts, Section, Table, Text, left, right
 from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.units import format_counted, format_quantity, format_step_time
@@ -47,6 +48,7 @@ def document(plan: StoragePlan) -> Document:
             Section("", [Facts.from_mapping({"recommended": _recommendation(plan.verdicts)})]),
             Section("", [Table(levels, [_raid_cells(array) for array in plan.arrays()])]),
             Section("", [unprotected]),
+            sources_section(plan.figures),
         ],
     )
 

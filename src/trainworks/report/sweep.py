@@ -10,11 +10,13 @@ from xml.etree.ElementTree import Element
 
 from trainworks.plan.sweeps.range_test import RangeTestResult
 from trainworks.record.sweeps.sweep import SweepResult, SweepTrial
+from trainworks.report.pages.seed_chart import seed_blocks
 from trainworks.report.rendering.axes import build_axis
 from trainworks.report.rendering.document import Block, Document, Facts, Plot, Row, Section, Table, Text, left, right
 from trainworks.report.rendering.plots import Chart, Curve, Dot, Rule
 from trainworks.report.rendering.renderer import build_document, to_json
 from trainworks.report.rendering.svg import element, percent, with_title
+from trainworks.report.runs.seeds import group_by_seed
 
 _STATES = ("succeeded", "pruned", "submitted", "proposed", "failed")
 _NUM_RANKS = 5
@@ -48,6 +50,7 @@ def document(sweep: SweepResult) -> Document:
             Section("Trials", [_table(sweep)]),
             Section("Settings and result", _parallel(sweep), only="page"),
             Section(f"{_objective(sweep)} over the steps", _curves(sweep), only="page"),
+            Section(f"{_objective(sweep)}, mean over seeds", _seeds(sweep)),
             *(Section(f"{_objective(sweep)} over {key}", [chart], only="page") for key, chart in _scatters(sweep)),
         ],
         max_width=120,
@@ -134,6 +137,18 @@ def _curves(sweep: SweepResult) -> list[Block]:
         names=[("key", "best trial"), ("key trial-key", "other trials")],
     )
     return [chart]
+
+
+def _seeds(sweep: SweepResult) -> list[Block]:
+    """Mean and spread of the trials that differ by their seed alone."""
+    sign = -1.0 if sweep.definition.objective == "held-out accuracy" else 1.0
+    trials = [trial for trial in sweep.trials if trial.number in sweep.curves]
+    curves = [
+        [(float(step), sign * cost) for step, cost in sweep.curves[trial.number] if math.isfinite(cost)]
+        for trial in trials
+    ]
+    groups = group_by_seed([trial.settings for trial in trials], curves)
+    return seed_blocks(groups, [trial.run or trial.run_name for trial in trials], _objective(sweep))
 
 
 def _scatters(sweep: SweepResult) -> Iterator[tuple[str, Chart]]:

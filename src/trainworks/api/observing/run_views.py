@@ -1,4 +1,4 @@
-"""Runs for many readers: each record is read once, and of one that grows only what is new; and two runs compared."""
+"""Runs for many readers: each record is read once, and of one that grows only what is new."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from trainworks.agent.current_state import current_state
 from trainworks.api.jobs import Job
 from trainworks.api.observing.job_board import JobBoard
-from trainworks.api.run_handle import Run, as_run
+from trainworks.api.run_handle import Run
 from trainworks.config.spec import is_run_id
 from trainworks.errors import TrainworksError, UnknownRunError
 from trainworks.record.events.log import Event, read_events_from
@@ -29,7 +29,6 @@ __all__ = [
     "RunView",
     "RunViews",
     "SavedCheckpoint",
-    "compare",
     "compare_reports",
 ]
 
@@ -245,23 +244,3 @@ class RunViews:
         if path.parent == self._folder.resolve() and (path / "logs").is_dir():
             return path
         raise UnknownRunError(f"no run `{name}`", hint="see the list of jobs, or the folder of runs")
-
-
-def compare(first: Run | str, second: Run | str, *, folder: Path | str = "runs") -> RunComparison:
-    """Show what two runs were given, planned and measured differently.
-
-    Args:
-        first: a run, or its id or path, or the number of its job.
-        second: the other one; differences are relative to the first.
-        folder: folder of all runs.
-
-    Raises:
-        UnknownRunError: no such run.
-
-    >>> import tempfile, trainworks
-    >>> one, other = (trainworks.run(["true"], folder=tempfile.mkdtemp(), name=name) for name in ("one", "other"))
-    >>> [setting.name for setting in compare(one, other).settings]
-    ['name']
-    """
-    runs = [as_run(each, folder) for each in (first, second)]
-    return compare_reports([(run.resolved, run.report()) for run in runs])

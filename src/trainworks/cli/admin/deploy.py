@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -9,8 +10,8 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from trainworks.cli.admin import deploy_parts as parts
-from trainworks.cli.options import AsJson, RunsOption, check_writable, option_errors, runs_folder
-from trainworks.cli.output import show
+from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.errors import UsageError
 
 _InstallStep = Literal["check", "render", "diff", "apply", "verify"]
@@ -55,9 +56,8 @@ def deploy_command(
         bool, typer.Option("--force", help="Replace files of the project that were changed by hand.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="With `--bench`: sizes for acceptance, up to hours.")] = False,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="With `verify`: also write an HTML page.")
-    ] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     redfish: parts.Redfish = None,
     user: parts.BmcUser = None,
     password: parts.PasswordFile = None,
@@ -86,7 +86,8 @@ def deploy_command(
     """
     if step == "inventory":
         parts.print_inventory(stack_file, redfish, user, password, ca)
-    stack_file = _checked(step, stack_file, names, limit, bench, plot, full=full, dry_run=dry_run)
+    pages = {"--html": html, "--pdf": pdf}
+    stack_file = _checked(step, stack_file, names, limit, bench, pages, full=full, dry_run=dry_run)
     from trainworks.api.deploying import Upkeep, apply_stack, check_stack, verify_stack, write_stack
 
     if step == "check":
@@ -102,7 +103,7 @@ def deploy_command(
             found = partial(verify_stack, stack_file, into, force=force)
             raise typer.Exit(
                 parts.verified(
-                    stack_file, found, limit, bench, runs_folder(runs), full=full, as_json=as_json, plot=plot
+                    stack_file, found, limit, bench, runs_folder(runs), full=full, as_json=as_json, html=html, pdf=pdf
                 )
             )
         on_result = parts.print_result if not as_json else lambda result: None
@@ -125,7 +126,7 @@ def _checked(
     names: list[str] | None,
     limit: str | None,
     bench: Path | None,
-    plot: Path | None,
+    pages: Mapping[str, Path | None],
     *,
     full: bool,
     dry_run: bool,
@@ -135,9 +136,10 @@ def _checked(
         raise UsageError("no stack file", place="STACK_FILE", hint=f"name it: `deploy {step} stack.yaml`")
     if bench is not None and (step != "verify" or limit is not None):
         raise UsageError("`--bench` accepts a whole cluster", place="--bench", hint="with `verify`, without `--limit`")
-    if plot is not None and step != "verify":
-        raise UsageError("`--plot` is for `verify`", place="--plot", hint=f"read what `{step}` prints, or its `--json`")
-    check_writable(plot, "--plot")
+    if step != "verify" and (given := [option for option, path in pages.items() if path]):
+        hint = f"read what `{step}` prints, or its `--json`"
+        raise UsageError(f"`{given[0]}` is for `verify`", place=given[0], hint=hint)
+    check_pages(*pages.values())
     if full and bench is None:
         raise UsageError("`--full` is for `--bench`", place="--full", hint="name the run file: `--bench RUN.yaml`")
     if dry_run and step != "upgrade":

@@ -64,12 +64,13 @@ def verified(
     *,
     full: bool,
     as_json: bool,
-    plot: Path | None,
+    html: Path | None,
+    pdf: Path | None,
 ) -> int:
     """Show what differs, with `bench` the acceptance of the cluster, too; the exit code."""
     if bench is None:
         found = verify(limit=limit)
-        show(found, as_json=as_json, plot=plot)
+        show(found, as_json=as_json, html=html, pdf=pdf)
         return int(found.failed)
     from trainworks.api.bench import accept_cluster
 
@@ -82,7 +83,7 @@ def verified(
             folder=runs,
             progress=lambda line: say(line, err=True),
         )
-    show(accepted, as_json=as_json, plot=plot)
+    show(accepted, as_json=as_json, html=html, pdf=pdf)
     return int(accepted.outcome != "accepted")
 
 

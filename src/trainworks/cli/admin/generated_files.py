@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from trainworks.cli.files import ToFolder, print_or_write
 from trainworks.cli.options import RunFilePath
-from trainworks.cli.output import ToFolder, print_or_write
 from trainworks.errors import UsageError
 
 

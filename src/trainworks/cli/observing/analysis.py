@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -12,7 +11,7 @@ import typer
 import trainworks
 from trainworks.cli.arguments import OptionalRun, RunArgument, complete_run
 from trainworks.cli.options import AsJson, RunsOption, find, option_errors, runs_folder, warn, wide_console
-from trainworks.cli.output import show
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.report.rendering.printable import say
 
 if TYPE_CHECKING:
@@ -56,14 +55,16 @@ def _watch(overviews: Iterator[Overview]) -> None:
 def why_command(
     run: OptionalRun = None,
     runs: RunsOption = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also write an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     as_json: AsJson = False,
 ) -> None:
     """Lists the causes in order of the seconds that they cost, each with evidence from the record and a remedy.
 
     Works during the run, too. The planner prices the remedies with the rates that the run was planned with.
     """
-    show(trainworks.why(find(run, runs)), as_json=as_json, plot=plot)
+    check_pages(html, pdf)
+    show(trainworks.why(find(run, runs)), as_json=as_json, html=html, pdf=pdf)
 
 
 def compare_command(
@@ -71,15 +72,22 @@ def compare_command(
     second: Annotated[
         str, typer.Argument(metavar="RUN", help="The run to compare with it.", autocompletion=complete_run)
     ],
+    more: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Further runs.", autocompletion=complete_run)
+    ] = None,
     runs: RunsOption = None,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also write an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     as_json: AsJson = False,
 ) -> None:
     """Shows settings that differ, the parts of a step, throughput, memory, losses at the same steps, and cost.
 
-    Differences are those of the second run relative to the first.
+    Differences are those of the second run relative to the first. Three runs or more lie over each other; those that
+    differ by their seed alone have one curve, the mean, with its spread.
     """
-    show(trainworks.compare(find(first, runs), find(second, runs)), as_json=as_json, plot=plot)
+    check_pages(html, pdf)
+    found = [find(name, runs) for name in (first, second, *(more or ()))]
+    show(trainworks.compare(*found), as_json=as_json, html=html, pdf=pdf)
 
 
 def usage_command(
@@ -87,13 +95,16 @@ def usage_command(
         Literal["month", "user", "team"] | None,
         typer.Option("--by", help="A row for each of these; all three by default."),
     ] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     as_json: AsJson = False,
 ) -> None:
     """Accelerator and core hours, and USD where run files give a price.
 
     The team of a job is `job.team`, else its account of Slurm or its queue of Kueue.
     """
-    show(trainworks.usage(by, notify=warn), as_json=as_json)
+    check_pages(html, pdf)
+    show(trainworks.usage(by, notify=warn), as_json=as_json, html=html, pdf=pdf)
 
 
 def profile_command(

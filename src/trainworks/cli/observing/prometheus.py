@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from trainworks.cli.files import ToFolder, print_or_write
 from trainworks.cli.options import OnCluster, RunsOption, option_errors, runs_folder, warn
-from trainworks.cli.output import ToFolder, print_or_write
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 

@@ -9,21 +9,33 @@ import typer
 
 import trainworks
 from trainworks.cli.arguments import On
+from trainworks.cli.files import write_file
 from trainworks.cli.launch import WithoutLearning
 from trainworks.cli.options import AsJson, RunFilePath, check_writable, option_errors
-from trainworks.cli.output import show, write_file
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.report.rendering.printable import say
 from trainworks.report.rendering.progress_bar import waiting
 
 
 def accuracy_command(
+    sources: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[SOURCE]...", help="Folders of runs, and stores of others. [default: your own store]"),
+    ] = None,
     machine: Annotated[str | None, typer.Option(metavar="NAME", help="Kind of machine, as the table names it.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the table as an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     as_json: AsJson = False,
 ) -> None:
-    """A finished run is compared with the plan that it started with; later plans of that machine learn from it."""
-    check_writable(plot, "--plot")
-    show(trainworks.accuracy(machine), as_json=as_json, plot=plot)
+    """A finished run is compared with the plan that it started with; later plans of that machine learn from it.
+
+    For a team, name the folder where its runs are, or the `finished-runs.jsonl` of each user: errors by kind of machine
+    and by term of the step, the share of runs inside their interval, and the runs farthest from their plans.
+    """
+    check_pages(html, pdf)
+    with option_errors(positional={"sources": "SOURCE"}):
+        report = trainworks.accuracy(machine, sources=sources or ())
+    show(report, as_json=as_json, html=html, pdf=pdf)
 
 
 def calibrate_command(
@@ -53,9 +65,12 @@ def score_command(
     collectives: Annotated[bool, typer.Option("--collectives", help="The table has measured collectives.")] = False,
     without_learning: WithoutLearning = False,
     out: Annotated[Path | None, typer.Option("--out", help="Write a prediction per row to this CSV.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     as_json: AsJson = False,
 ) -> None:
     """Cells may be empty. Rows that cannot be predicted are listed with the reason; the others are scored."""
+    check_pages(html, pdf)
     check_writable(out, "--out")
     with waiting("predicting") as progress:
         report = trainworks.score(
@@ -63,4 +78,4 @@ def score_command(
         )
     if out is not None:
         write_file(out, report.csv, "--out")
-    show(report, as_json=as_json)
+    show(report, as_json=as_json, html=html, pdf=pdf)

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 import trainworks
+from trainworks.cli.files import write_file
 from trainworks.cli.options import AsJson, check_writable, option_errors
-from trainworks.cli.output import show, write_file
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting
 
@@ -39,7 +40,8 @@ def capacity_command(
     deadlines: Annotated[
         str | None, typer.Option(metavar="SHARE", help="Share of each team's deadlines to meet, instead of --wait.")
     ] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write cost against wait as an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     save_trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the sampled jobs as CSV.")] = None,
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Seed of the sampled jobs and of the lives of spot nodes.")
@@ -48,7 +50,7 @@ def capacity_command(
     as_json: AsJson = False,
 ) -> None:
     """Prints how many fixed nodes meet a target, their spare capacity, and what elastic nodes would change."""
-    check_writable(plot, "--plot")
+    check_pages(html, pdf)
     check_writable(save_trace, "--save-trace")
     with option_errors(), waiting("replaying") as progress:
         plan = trainworks.capacity(
@@ -73,4 +75,4 @@ def capacity_command(
         if plan.sampled_trace is None:
             raise UsageError(f"`{file}` is a trace already", place="--save-trace", hint="give a YAML file of teams")
         write_file(save_trace, plan.sampled_trace, "--save-trace")
-    show(plan, as_json=as_json, figure=explain, plot=plot)
+    show(plan, as_json=as_json, figure=explain, html=html, pdf=pdf)

@@ -9,8 +9,8 @@ import typer
 
 import trainworks
 from trainworks.cli.arguments import Settings
-from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors, read_settings
-from trainworks.cli.output import show
+from trainworks.cli.options import AsJson, Assume, Prices, option_errors, read_settings
+from trainworks.cli.output import Html, Pdf, check_pages, show
 
 
 def cost_command(
@@ -47,12 +47,13 @@ def cost_command(
         str | None, typer.Option(metavar="TIME", help="Mean time to preemption of a spot job, e.g. `3h`.")
     ] = None,
     assume: Assume = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prices the run of a run file, or a year on the cluster of --on, in US dollars."""
-    check_writable(plot, "--plot")
+    check_pages(html, pdf)
     with option_errors():
         report = trainworks.cost(
             run_file,
@@ -70,4 +71,4 @@ def cost_command(
             spot_life=spot_life,
             assume=assume or [],
         )
-    show(report, as_json=as_json, figure=explain, plot=plot)
+    show(report, as_json=as_json, figure=explain, html=html, pdf=pdf)

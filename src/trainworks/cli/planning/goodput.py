@@ -10,13 +10,10 @@ import typer
 
 import trainworks
 from trainworks.cli.arguments import Settings
-from trainworks.cli.options import AsJson, check_writable, option_errors, read_settings
-from trainworks.cli.output import show
+from trainworks.cli.options import AsJson, option_errors, read_settings
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.report.rendering.progress_bar import waiting
 
-_OLD_NAMES = {"write": "save-write", "notice": "spot-notice", "wait": "spot-wait"}
-CONTEXT_SETTINGS = {"token_normalize_func": lambda name: _OLD_NAMES.get(name, name)}
-"""Options keep working under their old names."""
 _time = partial(typer.Option, metavar="TIME")
 
 
@@ -63,12 +60,13 @@ def goodput_command(
     queue: Annotated[str, _time(help="Wait before the first start.")] = "0s",
     trials: Annotated[int, typer.Option(min=10, max=100_000, help="Simulated runs.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the simulation.")] = 1,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the finish times as an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Formulas give the mean; a simulation of every failure, repair and restart gives the spread."""
-    check_writable(plot, "--plot")
+    check_pages(html, pdf)
     with option_errors(), waiting("simulating") as progress:
         forecast = trainworks.goodput(
             run_file,
@@ -96,4 +94,4 @@ def goodput_command(
             seed=seed,
             progress=progress,
         )
-    show(forecast, as_json=as_json, figure=explain, plot=plot)
+    show(forecast, as_json=as_json, figure=explain, html=html, pdf=pdf)

@@ -9,8 +9,9 @@ import typer
 
 import trainworks
 from trainworks.cli.arguments import Settings
+from trainworks.cli.files import WriteStack, write_file, write_proposed_stack
 from trainworks.cli.options import AsJson, check_writable, option_errors, read_settings
-from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.errors import UsageError
 
 TOPOLOGIES = "star, spine-leaf, 3-tier, rail-optimised, rail-only, multi-plane, dragonfly, dragonfly+, ring, torus"
@@ -74,15 +75,14 @@ def network_command(
             "--switch-power", metavar="WATTS", min=0, help="Power of a switch; that of the catalogue by default."
         ),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Write the design as an HTML page.")
-    ] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Prints the best topology, the alternatives, and the time of a job's messages on each."""
     _check_files(draw, cables)
-    check_writable(plot, "--plot")
+    check_pages(html, pdf)
     check_writable(bill, "--bill")
     check_writable(write_stack, "--write-stack")
     with option_errors():
@@ -111,7 +111,7 @@ def network_command(
         write_file(draw, network_drawing(plan, draw.suffix), "--draw")
     if write_stack is not None:
         write_proposed_stack(plan, write_stack)
-    show(plan, as_json=as_json, figure=explain, plot=plot)
+    show(plan, as_json=as_json, figure=explain, html=html, pdf=pdf)
 
 
 def _check_files(draw: Path | None, cables: Path | None) -> None:

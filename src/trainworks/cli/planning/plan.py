@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -15,12 +14,11 @@ from trainworks.cli.options import (
     RunFilePath,
     RunsOption,
     announce,
-    check_writable,
     option_errors,
     read_settings,
     refuse_unused,
 )
-from trainworks.cli.output import show, show_findings, show_handover
+from trainworks.cli.output import Html, Pdf, check_pages, show, show_findings, show_handover
 from trainworks.report.rendering.printable import say
 from trainworks.report.rendering.progress_bar import working
 
@@ -42,9 +40,8 @@ def plan_command(
         Literal["torchtitan", "megatron", "deepspeed"] | None,
         typer.Option("--as", help="Print the proposed layout as the configuration of this program."),
     ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write time and memory by term as an HTML page.")
-    ] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     sizes: Annotated[
         bool, typer.Option("--sizes", help="Also plan for fewer nodes: time, memory and accelerators.")
     ] = False,
@@ -58,7 +55,7 @@ def plan_command(
     tune: Tune = 0,
 ) -> None:
     """Plans for this machine, which the first plan measures for a few seconds, or for a cluster that you describe."""
-    check_writable(plot, "--plot")
+    check_pages(html, pdf)
     of_a_plan = {
         "--sizes": sizes,
         "--nodes": nodes,
@@ -69,12 +66,8 @@ def plan_command(
     }
     values = read_settings(settings)
     with option_errors():
-        if plot is not None:
-            from trainworks.api.inputs import described_run
-
-            described_run(run_file, on, task="a page is drawn", settings=values)
         if target is not None:
-            refuse_unused("--as", {"--explain": explain, "--plot": plot, **of_a_plan})
+            refuse_unused("--as", {"--explain": explain, "--html": html, "--pdf": pdf, **of_a_plan})
             with working("planning"):
                 handover = trainworks.hand_over(run_file, target, on=on, settings=values)
             show_handover(handover, as_json=as_json)
@@ -83,7 +76,7 @@ def plan_command(
             refuse_unused("--explain", of_a_plan)
             with working("planning both layouts"):
                 compared = trainworks.compare_layout(run_file, explain, on=on, settings=values)
-            show(compared, as_json=as_json, plot=plot)
+            show(compared, as_json=as_json, html=html, pdf=pdf)
             return
         with working("planning"):
             result = trainworks.plan(
@@ -99,7 +92,7 @@ def plan_command(
                 tune=tune,
                 announce=announce,
             )
-    show(result, as_json=as_json, plot=plot)
+    show(result, as_json=as_json, html=html, pdf=pdf)
     if review:
         from trainworks.api.inputs import load_run
         from trainworks.report.rendering.console import SafeConsole

@@ -9,9 +9,10 @@ import typer
 
 import trainworks
 from trainworks.cli.arguments import Settings
+from trainworks.cli.files import WriteStack, write_file, write_proposed_stack
 from trainworks.cli.launch import WithoutLearning
 from trainworks.cli.options import AsJson, Assume, Prices, check_writable, option_errors, read_settings
-from trainworks.cli.output import WriteStack, show, write_file, write_proposed_stack
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.progress_bar import waiting
 
@@ -88,18 +89,19 @@ def size_command(
     ] = None,
     write_stack: WriteStack = None,
     bill: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the order list as CSV.")] = None,
-    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the proposal as an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     explain: Annotated[str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plans every kind of node on offer, with failures and price, and proposes the cheapest that meets the goal."""
-    check_writable(plot, "--plot")
+    check_pages(html, pdf)
     check_writable(write, "--write")
     check_writable(write_stack, "--write-stack")
     check_writable(bill, "--bill")
-    if len(run_files) > 1 and any(option is not None for option in (write, write_stack, bill, plot, explain)):
+    if len(run_files) > 1 and any(option is not None for option in (write, write_stack, bill, html, pdf, explain)):
         raise UsageError(
-            "--write, --write-stack, --bill, --plot and --explain are for one run file",
+            "--write, --write-stack, --bill, --html, --pdf and --explain are for one run file",
             hint="several are answered with one table",
         )
     with option_errors(), waiting("planning") as progress:
@@ -128,6 +130,6 @@ def size_command(
         write_file(write, result.run_yaml, "--write")  # type: ignore[union-attr]  # teams are refused above
     if bill is not None:
         write_file(bill, result.bill_csv, "--bill")  # type: ignore[union-attr]  # as above
-    show(result, as_json=as_json, figure=explain, plot=plot)
+    show(result, as_json=as_json, figure=explain, html=html, pdf=pdf)
     if write_stack is not None:  # last: some nodes have no stack file
         write_proposed_stack(result, write_stack)  # type: ignore[arg-type]  # as above

@@ -9,7 +9,7 @@ import typer
 import trainworks
 from trainworks.cli.arguments import Settings
 from trainworks.cli.options import AsJson, RunFilePath, option_errors, read_settings
-from trainworks.cli.output import show
+from trainworks.cli.output import Html, Pdf, check_pages, show
 
 
 def storage_command(
@@ -30,12 +30,15 @@ def storage_command(
     explain: Annotated[
         str | None, typer.Option(metavar="FIGURE", help="Print the derivation of a figure: `checkpoint write`.")
     ] = None,
+    html: Html = None,
+    pdf: Pdf = None,
     as_json: AsJson = False,
 ) -> None:
     """Computes read and checkpoint rates and the needs of each node, and rates every kind of storage."""
+    check_pages(html, pdf)
     values = read_settings(settings)
     with option_errors():
         plan = trainworks.storage(
             run_file, settings=values, on=on, dataset_size=dataset_size, files=files, stall=stall, restart=restart
         )
-    show(plan, as_json=as_json, figure=explain)
+    show(plan, as_json=as_json, figure=explain, html=html, pdf=pdf)

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, OnCluster, RunsOption, check_writable, option_errors, runs_folder
-from trainworks.cli.output import show
+from trainworks.cli.options import AsJson, OnCluster, RunsOption, option_errors, runs_folder
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.errors import UsageError
 from trainworks.report.rendering.printable import say
 
@@ -50,7 +50,8 @@ def bench_command(
     learn: Annotated[bool, typer.Option("--learn", help="With read: plans of this cluster use the rates.")] = False,
     runs: RunsOption = None,
     as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
 ) -> None:
     """Runs on this machine, or as a job on the nodes of a cluster. Transfers are measured between all pairs of nodes,
     and between all ranks. What fails, or differs from its peers, comes first; exit code 1 if there is any.
@@ -76,7 +77,7 @@ def bench_command(
         if expect and cluster:
             hint = "leave one of the two out"
             raise UsageError("`--expect` and `--cluster` both say what was measured", place="--cluster", hint=hint)
-        return _read(kinds[1:], expect, cluster, learn=learn, as_json=as_json, html=html)
+        return _read(kinds[1:], expect, cluster, learn=learn, as_json=as_json, html=html, pdf=pdf)
     if learn:
         raise UsageError("`--learn` belongs to `read`", hint="trainworks bench read FILE --learn --expect CLUSTER")
     if not kinds and resume is None:
@@ -96,12 +97,12 @@ def bench_command(
     }
     if dry_run:
         return _show_job(kinds or (), job, train=train)
-    check_writable(html, "--html")
+    check_pages(html, pdf)
     with option_errors(positional={"kinds": "WHAT"}):
         report = trainworks.bench(
             *(kinds or ()), **job, cables=cables, resume=resume, train=train, progress=lambda line: say(line, err=True)
         )
-    show(report, as_json=as_json, plot=html)
+    show(report, as_json=as_json, html=html, pdf=pdf)
     raise typer.Exit(0 if report.is_accepted else 1)
 
 
@@ -121,12 +122,19 @@ def _show_job(kinds: Sequence[str], options: Mapping[str, Any], *, train: bool) 
 
 
 def _read(
-    files: list[str], expect: str | None, cluster: str | None, *, learn: bool, as_json: bool, html: Path | None
+    files: list[str],
+    expect: str | None,
+    cluster: str | None,
+    *,
+    learn: bool,
+    as_json: bool,
+    html: Path | None,
+    pdf: Path | None,
 ) -> None:
     if not files:
         raise UsageError("no file to read", hint="trainworks bench read all_reduce_perf.log")
-    check_writable(html, "--html")
+    check_pages(html, pdf)
     with option_errors(positional={} if expect else {"expect": "--cluster"}):
         verdicts = trainworks.read_bench(files, expect=expect or cluster, learn=learn)
-    show(verdicts, as_json=as_json, plot=html)
+    show(verdicts, as_json=as_json, html=html, pdf=pdf)
     raise typer.Exit(1 if verdicts.bad else 0)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 import trainworks
-from trainworks.cli.options import AsJson, RunsOption, check_writable, option_errors, runs_folder
-from trainworks.cli.output import show
+from trainworks.cli.options import AsJson, RunsOption, option_errors, runs_folder
+from trainworks.cli.output import Html, Pdf, check_pages, show
 from trainworks.report.rendering.printable import say
 
 
@@ -26,7 +25,8 @@ def drill_command(
     ] = None,
     runs: RunsOption = None,
     as_json: AsJson = False,
-    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page.")] = None,
+    html: Html = None,
+    pdf: Pdf = None,
 ) -> None:
     """Runs a workload without faults, then again while faults hit it from outside: kill-rank, kill-agent,
     kill-supervisor, stop-rank, slow-rank, preempt, flip-bit, truncate-shard, delete-shard, cut-network, full-disk,
@@ -35,7 +35,7 @@ def drill_command(
     Prints when each was noticed, what was decided, how long it took and how many steps it cost, and whether the losses
     are those of the run without faults. Exit code 1 if one was not survived.
     """
-    check_writable(html, "--html")
+    check_pages(html, pdf)
     with option_errors(positional={"run_file": "RUN.yaml"}):
         report = trainworks.drill(
             run_file,
@@ -47,5 +47,5 @@ def drill_command(
             folder=runs_folder(runs),
             progress=lambda line: say(line, err=True),
         )
-    show(report, as_json=as_json, plot=html)
+    show(report, as_json=as_json, html=html, pdf=pdf)
     raise typer.Exit(0 if report.is_survived else 1)

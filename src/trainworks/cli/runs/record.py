@@ -1,4 +1,4 @@
-"""`trainworks logs`, `report` and `env`: what a run has left."""
+"""`trainworks logs` and `env`: what a run has left."""
 
 from __future__ import annotations
 
@@ -67,20 +67,6 @@ def format_line(line: LogLine) -> str:
     return line.text if line.is_alone or not line.source else f"[{line.source}] {line.text}"
 
 
-def report_command(
-    run: OptionalRun = None,
-    runs: RunsOption = None,
-    as_json: AsJson = False,
-    html: Annotated[bool, typer.Option(help="Also write report.html.")] = True,
-) -> None:
-    """Works during the run, too. Every number comes from the run's own record."""
-    found = find(run, runs)
-    if as_json:
-        typer.echo(json.dumps(found.report().to_json(), indent=2))
-    else:
-        print_report(found, html=html)
-
-
 def print_brief(run: Run, console: Console) -> None:
     """Print how a run ended in at most ten lines, and write its page beside the record."""
     from trainworks.api.run_handle import resume_command
@@ -90,20 +76,6 @@ def print_brief(run: Run, console: Console) -> None:
     report = run.report()
     print_document(brief(report, str(run.path), resume_command(run.run_dir, "report")), console)
     report.write_html(run.run_dir.report_file)
-    say_pending_copies(run)
-
-
-def print_report(run: Run, *, html: bool = True) -> None:
-    """Print the report to stdout, and write the page beside the record."""
-    from trainworks.report.rendering.console import SafeConsole
-    from trainworks.report.rendering.renderer import build_document
-    from trainworks.report.rendering.text import print_document
-
-    report, page = run.report(), run.run_dir.report_file
-    print_document(build_document(report), SafeConsole())
-    if html:
-        report.write_html(page)
-        say(f"page: {page}", err=True)
     say_pending_copies(run)
 
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
 
+from trainworks.errors import TrainworksError
 from trainworks.files import append_text
 from trainworks.record.environment import HostFacts
 from trainworks.record.events.log import of_kind, read_events
 from trainworks.record.events.training import CompiledEvent
 from trainworks.record.measured.past_run import FinishedRun
 from trainworks.record.measured.step_anchor import log_spread
-from trainworks.record.metric_columns import read_columns
+from trainworks.record.metric_columns import Steps, read_columns
 from trainworks.record.metrics import warmup_steps
-from trainworks.record.resolved import ResolvedRun
+from trainworks.record.resolved import Plan, ResolvedRun
 from trainworks.record.run_dir import RunDir
+from trainworks.record.runs_folder import list_runs
 
 _FEWEST_STEPS = 8
 OF_COMMAND = "command "
@@ -75,7 +79,34 @@ def finished_run(run_dir: RunDir, finished_at: float) -> FinishedRun | None:
         spread=log_spread(steady.training_s.tolist(), measured_s),
         num_steps=len(steady),
         compile_s=compiled[-1]["compile_s"] if compiled else None,
+        terms_s=_terms_s(plan, steady, measured_s),
     )
+
+
+def _terms_s(plan: Plan, steady: Steps, measured_s: float) -> dict[str, tuple[float, float]]:
+    """Planned and measured time by term; `other` is what the terms leave of the step, on either side."""
+    groups = plan.groups.model_dump()
+    terms = {
+        name.removesuffix("_s"): (float(planned), float(np.median(steady[name])))
+        for name, planned in groups.items()
+        if planned or not plan.of_command
+    }
+    planned_rest = plan.step_time.total_s - sum(planned for planned, _ in terms.values())
+    return terms | {"other": (planned_rest, measured_s - sum(measured for _, measured in terms.values()))}
+
+
+def finished_in(folder: Path) -> Iterator[FinishedRun]:
+    """Runs of a folder that have succeeded, from their records, oldest first.
+
+    Left out are those that `finished_run` leaves out, and records that cannot be read.
+    """
+    for run_dir in list_runs(folder):
+        status = run_dir.read_status()
+        if status.state != "SUCCEEDED":
+            continue
+        with suppress(OSError, TrainworksError, ValidationError):
+            if (found := finished_run(run_dir, status.updated_at)) is not None:
+                yield found
 
 
 def remember_finished(file: Path, finished: FinishedRun) -> None:

@@ -39,11 +39,20 @@ class FinishedRun(Spec):
 
     compile_s: float | None = None
     """Time that compiling took; None without, and in lines of earlier versions."""
+    terms_s: dict[str, tuple[float, float]] = Field(default_factory=dict)
+    """Planned and measured time of a step by term: medians, and what they leave of the step as `other`. Empty in lines
+    of earlier versions."""
 
     @property
     def error(self) -> float:
         """Planned / measured - 1."""
         return self.planned_s / self.measured_s - 1
+
+    @property
+    def largest_term(self) -> str | None:
+        """Term that has most of the error; None without terms."""
+        differences = {name: abs(planned - measured) for name, (planned, measured) in self.terms_s.items()}
+        return max(differences, key=differences.__getitem__, default=None)
 
     @property
     def is_inside(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from trainworks.record.events.log import Event
 from trainworks.report.live import event_line
-from trainworks.report.rendering.axes import build_axis
+from trainworks.report.pages.seed_chart import metric_chart
 from trainworks.report.rendering.document import (
     Block,
     Cell,
@@ -23,7 +23,7 @@ from trainworks.report.rendering.document import (
     left,
     right,
 )
-from trainworks.report.rendering.plots import Chart, Curve, LiveChart
+from trainworks.report.rendering.plots import Chart, LiveChart
 from trainworks.report.rendering.renderer import build_document
 from trainworks.report.runs.summary import Report
 from trainworks.units import format_bytes, format_duration
@@ -147,20 +147,6 @@ class RunPage:
         ]
         columns = [*right("step"), *left("written (UTC)"), *right("size", "held up the step for")]
         return [Table(columns, rows)] if rows else []
-
-
-def metric_chart(title: str, lines: Sequence[tuple[str, str, Sequence[tuple[float, float]]]]) -> Chart:
-    """A chart over steps of lines by CSS class and name, of which at least one has a point."""
-    points = [point for _, _, line in lines for point in line]
-    steps, values = [step for step, _ in points], [value for _, value in points]
-    return Chart(
-        f"{title}, steps {min(steps):.0f} to {max(steps):.0f}",
-        x=build_axis(min(steps) if min(steps) > 1 else 0, max(steps), num_ticks=7, whole=True),
-        y=build_axis(min(values), max(values)),
-        x_unit="steps",
-        curves=[Curve(css, line) for css, _, line in lines],
-        names=[(f"key {css}-key", name) for css, name, _ in lines] if len(lines) > 1 else [],
-    )
 
 
 def date_text(at: float) -> str:

@@ -6,11 +6,14 @@ import json
 from collections.abc import Mapping
 from functools import singledispatch
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainworks.errors import MissingExtraError
+from trainworks.files import write_atomic
 from trainworks.report.rendering.printable import printable
-from trainworks.results import Picture, Result
+from trainworks.results import PdfFile, Picture, Result
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
 _SUBJECTS = {
     "Acceptance": "proving.cluster_verification",
-    "AccuracyReport": "score",
+    "AccuracyReport": "proving.accuracy",
     "BenchReport": "proving.bench",
     "BenchVerdicts": "proving.bench",
     "CalibrationResult": "cluster_plan",
@@ -43,6 +46,7 @@ _SUBJECTS = {
     "ReviewReport": "proving.review",
     "RunComparison": "judgement",
     "RunTable": "artifacts",
+    "RunOverlay": "pages.overlay",
     "ScoreReport": "score",
     "SharedCapacity": "capacity",
     "RangeTestResult": "sweep",
@@ -83,6 +87,16 @@ def _import_subject(result: object) -> None:
     import_module(f"trainworks.report.{name}")
 
 
+def require_pdf() -> None:
+    """Make sure that PDF can be written.
+
+    Raises:
+        MissingExtraError: the library that writes it is not installed.
+    """
+    if find_spec("reportlab") is None:
+        raise MissingExtraError("reportlab", "pdf")
+
+
 class _DocumentRenderer:
     """Renders the documents of results; rich and jinja2 are imported by the first one."""
 
@@ -113,6 +127,17 @@ class _DocumentRenderer:
         from trainworks.report.rendering.page import write_page  # noqa: PLC0415
 
         write_page(build_document(result), path)
+
+    def pdf(self, result: Result) -> PdfFile:
+        require_pdf()
+        from trainworks.report.rendering.pdf.pages import render_pdf  # noqa: PLC0415
+
+        return render_pdf(build_document(result))
+
+    def write_pdf(self, result: Result, path: Path) -> tuple[str, ...]:
+        pdf = self.pdf(result)
+        write_atomic(path, pdf.content)
+        return pdf.notes
 
     def to_json(self, result: Result) -> dict[str, Any]:
         verdict = {} if result.verdict is None else {"verdict": result.verdict.to_json()}

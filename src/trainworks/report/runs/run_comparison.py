@@ -79,7 +79,7 @@ class RunComparison(Result, ReportPart):
 def compare_reports(runs: Sequence[tuple[ResolvedRun, Report]]) -> RunComparison:
     """Compare two runs, in the order to show them, by what they were resolved to and what they report."""
     (one, first), (other, second) = runs
-    curves = (_losses(first), _losses(second))
+    curves = (losses_of(first), losses_of(second))
     figures = tuple(_figures(first, second))
     return RunComparison(
         runs=(first.run_id, second.run_id),
@@ -211,7 +211,8 @@ def _usd(resolved: ResolvedRun, report: Report) -> float | None:
     return usd_of(resolved.hour_price) * report.ledger.held_s / HOUR_S
 
 
-def _losses(report: Report) -> tuple[Point, ...]:
+def losses_of(report: Report) -> tuple[Point, ...]:
+    """Step and loss of the effective steps of a run."""
     lines = report.curves.loss if report.curves else ()
     return tuple(point for line in lines if not line.lost for point in line.points)
 
