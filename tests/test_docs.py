@@ -128,7 +128,7 @@ def test_the_python_of_a_page_prints_what_the_page_shows(page: Path, monkeypatch
     assert doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(examples).failed == 0
 
 
-@pytest.mark.lane("test-all")  # about 20 seconds of a processor, most of them for our own modules
+@pytest.mark.lane("test-all")  # 100 seconds of a processor without its cache, most of them for our own modules
 def test_the_python_of_the_guides_type_checks(tmp_path: Path) -> None:
     """One run of mypy for all pages that call the public functions; names that a page leaves to its reader are open."""
     for page in sorted(ROOT.glob("docs/guides/*.md")):
