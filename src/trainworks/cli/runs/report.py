@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from trainworks.cli.options import AsJson, OptionalRun, RunsOption, find
+from trainworks.cli.arguments import OptionalRun
+from trainworks.cli.options import AsJson, RunsOption, find
 from trainworks.cli.output import Html, Pdf, check_pages, write_pages
 from trainworks.cli.runs.record import say_pending_copies
 from trainworks.report.rendering.printable import say
