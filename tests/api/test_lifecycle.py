@@ -26,7 +26,7 @@ SMALLER = {
 
 @pytest.mark.slow
 def test_the_script_of_the_guide_plans_submits_follows_and_reports(tmp_path: Path) -> None:
-    (script,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/python.md").read_text(), re.DOTALL)
+    script, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs/guides/python.md").read_text(), re.DOTALL)
     run_file = (ROOT / "examples/stdlib-lm.yaml").read_text()
     write_corpus(tmp_path / "text")
     for text, smaller in SMALLER.items():

@@ -71,7 +71,7 @@ class Viewport:
         return self.left + self.scale_x * x, self.top + self.scale_y * y
 
 
-class Picture(Flowable):
+class DrawnFigure(Flowable):
     """One `<svg>` at a width and a height in pixels."""
 
     def __init__(self, svg: Element, size: tuple[float, float], ancestors: Sequence[Element], face: Typeface) -> None:
@@ -188,12 +188,12 @@ class Picture(Flowable):
         canvas.restoreState()
 
 
-_SHAPES: Mapping[str, Callable[[Picture, Element, Viewport, Mapping[str, str]], Any]] = {
-    "line": Picture._line,
-    "rect": Picture._rect,
-    "circle": Picture._circle,
-    "path": Picture._path,
-    "text": Picture._text,
+_SHAPES: Mapping[str, Callable[[DrawnFigure, Element, Viewport, Mapping[str, str]], Any]] = {
+    "line": DrawnFigure._line,
+    "rect": DrawnFigure._rect,
+    "circle": DrawnFigure._circle,
+    "path": DrawnFigure._path,
+    "text": DrawnFigure._text,
 }
 """How each element is drawn; others, such as tooltips, are left out."""
 
@@ -243,15 +243,15 @@ class Figures:
             for child in node:
                 yield from self._drawn(child, nodes, width)
 
-    def _picture(self, svg: Element, above: Sequence[Element], width: float) -> Picture:
+    def _picture(self, svg: Element, above: Sequence[Element], width: float) -> DrawnFigure:
         """One `<svg>`, no larger than the page."""
         if (box := svg.get("viewBox")) is not None and not svg.get("preserveAspectRatio"):
             _, _, units_wide, units_high = map(float, box.split())
             scale = min(width / units_wide, (self._height / PX - 60) / units_high, 1.0)
-            return Picture(svg, (units_wide * scale, units_high * scale), above, self._set.face)
+            return DrawnFigure(svg, (units_wide * scale, units_high * scale), above, self._set.face)
         css = classes_of(svg)
         height = next((pixels for name, pixels in _HEIGHTS.items() if name in css), _TORNADO_ROW)
-        return Picture(svg, (width, height), above, self._set.face)
+        return DrawnFigure(svg, (width, height), above, self._set.face)
 
     def _bars(self, node: Element, nodes: Sequence[Element], width: float) -> Iterator[Flowable]:
         """Name, bar and total of each on one line."""
