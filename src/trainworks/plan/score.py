@@ -25,8 +25,10 @@ from trainworks.record.measured.past_run import FinishedRun
 from trainworks.results import Result, ResultVerdict
 
 _MOST_OFF, _FEWEST_RUNS = 0.1, 5
+"""Median error of plans to rely on, and runs that are needed to say so. Assumed."""
 _SHARE_INSIDE, _Z95 = 0.8, 1.645
-"""Share of measurements that an interval should contain, and deviations of a sum that 95 of 100 do not fall below."""
+"""Share of measurements that an interval should contain, and deviations of a sum that 95 of 100 do not fall below.
+Count: the quantile of 95 % of the normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
